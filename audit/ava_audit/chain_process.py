@@ -49,7 +49,10 @@ def intact_slices(path: Path, size: int) -> Generator[Iterator[tuple[int, bytes]
 
 
 def _slices(process: subprocess.Popen[bytes], printed: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Return what the process prints, up to the first line that is not of `print_intact`; end it if it is silent."""
+    """Yield the number and the hash in each line that `print_intact` prints in the process; stop at any other line.
+
+    The process is killed if it prints nothing for `SILENT_S` seconds.
+    """
     with contextlib.suppress(ValueError):
         while True:
             watch = threading.Timer(SILENT_S, process.kill)

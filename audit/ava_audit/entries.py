@@ -337,15 +337,16 @@ def diagnose(row: Row, near: list[Row]) -> Fault:
     if after and _follows(after[0], row[_HASH], after[0][0]):
         return Fault("changed", seq, f"entry {seq} was changed")
     missing = _count_missing(row, after)
+    if missing == 1:
+        return Fault("missing", seq, f"an entry is missing before entry {seq}")
     if missing:
-        which = "an entry is" if missing == 1 else f"{missing} entries are"
-        return Fault("missing", seq, f"{which} missing before entry {seq}")
+        return Fault("missing", seq, f"{missing} entries are missing before entry {seq}")
     inserted = _find_inserted(row, after, near, hashes)
     if inserted is not None:
         return inserted
-    place = _place_of(row, near, hashes)
-    if place is not None:
-        return Fault("reordered", seq, f"entry {seq} was entry {place}: entries were reordered")
+    former_seq = _place_of(row, near, hashes)
+    if former_seq is not None:
+        return Fault("reordered", seq, f"entry {seq} was entry {former_seq}: entries were reordered")
     return Fault("changed", seq, f"entry {seq} was changed or replaced")
 
 

@@ -156,6 +156,7 @@ async def _follow(name: str, store: Store, work: Callable[[], Awaitable[None]]) 
 
 
 async def _retry(name: str, work: Callable[[], Awaitable[T]]) -> T:
+    """Do work until it succeeds, with pauses between failures, and return its result. Raises SchemaNewer at once."""
     failures = 0
     while True:
         try:
@@ -166,9 +167,9 @@ async def _retry(name: str, work: Callable[[], Awaitable[T]]) -> T:
             pause = RETRY_S[min(failures, len(RETRY_S) - 1)]
             failures += 1
             # ValueError: the content of an entry was changed; `ava verify` names the entry.
-            expected = isinstance(error, StoreUnavailable | OSError | ValueError) or is_thread_shortage(error)
+            is_expected = isinstance(error, StoreUnavailable | OSError | ValueError) or is_thread_shortage(error)
             reason = str(error).partition("\n")[0]
-            log.warning("%s failed: %s; next try in %g s", name, reason, pause, exc_info=not expected)
+            log.warning("%s failed: %s; next try in %g s", name, reason, pause, exc_info=not is_expected)
             await anyio.sleep(pause)
 
 

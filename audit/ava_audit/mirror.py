@@ -165,34 +165,38 @@ def file_of(agent_id: str, ts_us: int) -> str:
 
 
 def repair_file(view: View, *, folder: Path, file: str) -> int:
-    """Make a file match the log, and return its length; one with entries that the log lacks is quarantined first."""
+    """Make a file match the log, and return its length in bytes.
+
+    A file with entries that the log lacks is renamed (`_quarantine`), and a new one is written.
+    """
     path = folder / file
     for each in (folder, path.parent):
         each.mkdir(mode=0o700, exist_ok=True)
     upto = view.progress("mirror")
     with _open(path) as out:
-        good = 0
-        same = True
+        good_bytes = 0
+        matches_so_far = True
         for row in _rows_of(view, file, upto):
             line = mirror_line(row)
-            if same and out.read(len(line)) != line:
-                if _has_foreign_entry(view, out, good):
+            if matches_so_far and out.read(len(line)) != line:
+                if _has_foreign_entry(view, out, good_bytes):
                     break
-                same = False
-                out.seek(good)
+                matches_so_far = False
+                out.seek(good_bytes)
                 out.truncate()
-            if not same:
+            if not matches_so_far:
                 out.write(line)
-            good += len(line)
+            good_bytes += len(line)
         else:
-            if not _has_foreign_entry(view, out, good):
-                out.truncate(good)
-                return good
+            if not _has_foreign_entry(view, out, good_bytes):
+                out.truncate(good_bytes)
+                return good_bytes
     _quarantine(path)
     return repair_file(view, folder=folder, file=file)
 
 
 def _quarantine(path: Path) -> None:
+    """Rename a file to the first free `NAME.MARK-NUMBER`, and log a warning."""
     number = 1
     target = path.with_name(f"{path.stem}.{QUARANTINE_MARK}-{number}{path.suffix}")
     while target.exists():
@@ -211,15 +215,17 @@ def _repaired(view: View, *, folder: Path, file: str) -> Repaired:
 
 
 def _rows_of(view: View, file: str, upto: int) -> Iterator[tuple[Any, ...]]:
+    """Yield the entries, up to `upto`, that belong in a file: those of a subagent, or of a day."""
     name = Path(file).stem
     if file.startswith("subagents/"):
         yield from view.rows("agent_id = ? AND seq <= ?", name, upto)
         return
-    day = (date.fromisoformat(name) - EPOCH.date()).days * DAY_US
-    first, last = view.seq_bounds(day, day + DAY_US)
+    day_start_us = (date.fromisoformat(name) - EPOCH.date()).days * DAY_US
+    day_end_us = day_start_us + DAY_US
+    first, last = view.seq_bounds(day_start_us, day_end_us)
     # The plus stops SQLite from reading the day by time and sorting all its contents.
     where = "seq >= ? AND seq <= ? AND +ts_us >= ? AND +ts_us < ?"
-    for row in view.rows(where, first, min(last, upto), day, day + DAY_US):
+    for row in view.rows(where, first, min(last, upto), day_start_us, day_end_us):
         if file_of(row[_AGENT], row[_TS]) == file:
             yield row
 

@@ -270,30 +270,41 @@ def _run_batch(view: View, *, run_id: str, also: Sequence[int] = ()) -> _Batch:
 
 
 def _next_batch(view: View, *, upto: int, limit: int) -> _Batch | None:
-    """Return the next batch before the horizon. A run that is not over is found again at its `RunEnded`."""
+    """Return the next batch before the horizon (the entry `upto`, and the time `limit`); None if there is none.
+
+    The text of a run that is not over yet is left out here; it is added when its `RunEnded` comes.
+    """
     after = view.progress("retention")
     if after >= upto:
         return None
     batch = _Batch(after, after)
-    over: dict[str, bool] = {}
+    was_over: dict[str, bool] = {}
     for row in view.rows("seq > ? AND seq <= ?", after, upto, limit=LOOK_AHEAD):
+        seq = row[0]
         run_id = row[_RUN_ID]
         if row[_TYPE] == "RunEnded" and run_id is not None:
-            for ended in _runs_over_with(view, run_id, upto, limit):
-                older_rows = f"run_id = ? AND seq <= ? AND {_HAS_CONTENT}"
-                for older in view.rows(older_rows, ended, row[0], *_TYPES, limit=BATCH):
-                    batch.add(older)
-                    if batch.full:  # the next batch finds the rest, and everything after it
-                        return batch
+            for ended_id in _runs_over_with(view, run_id, upto, limit):
+                _add_text_until(view, batch, ended_id, seq)
+                if batch.full:  # `batch.upto` stays: the next batch finds the rest, and everything after it
+                    return batch
         elif row[_CONTENT] is not None and row[_TYPE] in TRANSCRIPT_TYPES:
-            if run_id is not None and run_id not in over:
-                over[run_id] = _was_over(view, run_id, upto, limit)
-            if run_id is None or over[run_id]:
+            if run_id is not None and run_id not in was_over:
+                was_over[run_id] = _was_over(view, run_id, upto, limit)
+            if run_id is None or was_over[run_id]:
                 batch.add(row)
-        batch.upto = row[0]
+        batch.upto = seq
         if batch.full:
             break
     return batch
+
+
+def _add_text_until(view: View, batch: _Batch, run_id: str, seq: int) -> None:
+    """Add a run's entries with text, the last at `seq`, until the batch is full."""
+    rows_with_text = f"run_id = ? AND seq <= ? AND {_HAS_CONTENT}"
+    for row in view.rows(rows_with_text, run_id, seq, *_TYPES, limit=BATCH):
+        batch.add(row)
+        if batch.full:
+            return
 
 
 def _runs_over_with(view: View, run_id: str, upto: int, limit: int) -> list[str]:

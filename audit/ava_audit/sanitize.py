@@ -66,9 +66,13 @@ class _Cleaner:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, int):
-            return int(value) if -(2**63) <= value < 2**63 else self._drop("integer beyond 64 bits")
+            if not -(2**63) <= value < 2**63:
+                return self._drop("integer beyond 64 bits")
+            return int(value)
         if isinstance(value, float):
-            return float(value) if math.isfinite(value) else self._drop("number that is not finite")
+            if not math.isfinite(value):
+                return self._drop("number that is not finite")
+            return float(value)
         if depth >= MAX_DEPTH:
             return self._drop(f"value nested deeper than {MAX_DEPTH} levels")
         if self._nodes > MAX_NODES:

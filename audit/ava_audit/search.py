@@ -219,15 +219,20 @@ def _indexed(view: View, conditions: Conditions, low: int, high: int, limit: int
     then the index is searched in ever longer ranges, and in everything once it finds little.
     """
     if view.words_in_order or conditions.one_run or not conditions.index_query:
-        return [*_select(view, conditions, low, high, limit, use_index=not conditions.one_run)]
+        return list(_select(view, conditions, low, high, limit, use_index=not conditions.one_run))
     start = max(low, high - NEAR)
-    rows = [*_select(view, conditions, start, high, limit, use_index=True)]
+    rows = list(_select(view, conditions, start, high, limit, use_index=True))
     size = BLOCK
     while start > low and len(rows) < limit:
-        start, high = max(low, start - size), start
-        more_rows = [*_among(view, conditions, start, high, limit - len(rows))]
+        high = start
+        start = max(low, high - size)
+        more_rows = list(_among(view, conditions, start, high, limit - len(rows)))
         rows += more_rows
-        size = 2 * size if len(more_rows) > RARE else high
+        is_rare = len(more_rows) <= RARE
+        if is_rare:
+            size = high  # everything that is left
+        else:
+            size *= 2
     return rows
 
 
@@ -251,6 +256,7 @@ def _among(view: View, conditions: Conditions, low: int, high: int, limit: int) 
 
 
 def _bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:
+    """Return which entries a query can match: those after the first `seq`, up to the second."""
     high = head
     if query.upto_seq is not None:
         high = min(high, query.upto_seq)

@@ -126,16 +126,25 @@ def day_of(ts_us: int) -> str:
     return f"{moment.tm_year:04d}-{moment.tm_mon:02d}-{moment.tm_mday:02d}"
 
 
+_UNITS_OF_TIME = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+"""For each unit: its seconds, its sign, and the seconds and the sign of the next smaller unit."""
+
+
 def format_duration(seconds: float) -> str:
     """Return a duration for people, in at most two units: `350 ms`, `45 s`, `2 min 5 s`, `3 d 4 h`."""
+    if seconds <= 0:
+        return "0 s"
     if seconds < 0.9995:
-        return f"{max(0, round(seconds * 1_000))} ms" if seconds > 0 else "0 s"
+        return f"{round(seconds * 1_000)} ms"
     rounded = round(seconds)
-    for size, unit, part_size, part_unit in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
-        if rounded >= size:
-            part = rounded % size // part_size
-            rest = f" {part} {part_unit}" if part else ""
-            return f"{rounded // size} {unit}{rest}"
+    for size, unit, small_size, small_unit in _UNITS_OF_TIME:
+        if rounded < size:
+            continue
+        shown = f"{rounded // size} {unit}"
+        small = rounded % size // small_size
+        if small:
+            shown += f" {small} {small_unit}"
+        return shown
     return f"{rounded} s"
 
 

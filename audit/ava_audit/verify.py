@@ -199,7 +199,9 @@ class _Walk:
             if not self._backend.is_damage(error):
                 raise
             self.fault = self._find_damage()
-        return differences if self.fault is None else [self.fault]
+        if self.fault is not None:
+            return [self.fault]
+        return differences
 
     def _newest(self) -> int:
         return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
@@ -286,8 +288,9 @@ class _Walk:
         seq, content = row[0], row[_CONTENT]
         if seq != self.seq + 1:
             first = self.seq + 1
-            which = f"entry {first} is" if seq == first + 1 else f"entries {first} to {seq - 1} are"
-            return Fault("missing", first, f"{which} missing")
+            if seq == first + 1:
+                return Fault("missing", first, f"entry {first} is missing")
+            return Fault("missing", first, f"entries {first} to {seq - 1} are missing")
         if content is None and row[_TYPE] not in TRANSCRIPT_TYPES:
             return Fault("changed", seq, f"the content of entry {seq} was erased, although it is not a transcript")
         if entry_hash(self.before, row[:_N], row[_SHA]) != row[_HASH]:
@@ -299,7 +302,9 @@ class _Walk:
             return diagnose(row, near.fetchall())
         if content is not None and content_sha(content.encode("utf-8", "surrogateescape")) != row[_SHA]:
             return Fault("changed", seq, f"the content of entry {seq} was changed")
-        return None if self._rebuilt is None else self._apply(self._rebuilt, row)
+        if self._rebuilt is None:
+            return None
+        return self._apply(self._rebuilt, row)
 
     def _apply(self, rebuilt: MemoryState, row: Row) -> Fault | None:
         """Apply an entry to the rebuilt projections, count erasures, and parse contents that nothing else parses."""

@@ -225,12 +225,12 @@ def _names(
     """
     names: list[tuple[str, EntryKind]] = []
     pending = [""]
-    seen = 0
+    folder_count = 0
     surplus: list[RoleFileError] = []
     while pending:
         below = pending.pop()
-        seen += 1
-        if seen > MAX_FOLDERS:
+        folder_count += 1
+        if folder_count > MAX_FOLDERS:
             text = f"has more than {MAX_FOLDERS} folders inside, and the others are not read; move them elsewhere"
             surplus.append(RoleFileError(folder.label, text))
             break

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ava_roles.markup import find_label
@@ -141,7 +142,9 @@ class Decoded:
         if self.replaced:
             pieces = "1 broken piece is" if self.replaced == 1 else f"{self.replaced:,} broken pieces are"
             return f"read as {self.encoding}; {pieces} shown as \N{REPLACEMENT CHARACTER}"
-        return "" if self.codec == "utf-8" else f"read as {self.encoding}"
+        if self.codec == "utf-8":
+            return ""
+        return f"read as {self.encoding}"
 
 
 def encoding_name(codec: str) -> str:
@@ -151,24 +154,17 @@ def encoding_name(codec: str) -> str:
 def decode(data: bytes, label: str = "", *, cut: bool = False) -> Decoded | None:
     """Return bytes as text; None if they are binary. Blocking for at most some tenths of a second per 10 MB.
 
-    A byte order mark decides; then whether it is UTF-8, for nothing else looks like it; then `label`, e.g. of a header,
-    and the label in the text itself, as browsers read them; else it is guessed. `cut`: there are more bytes, so the
-    last character may be incomplete.
+    The first of these that fits decides: a byte order mark; UTF-8, which no other encoding looks like; `label`, e.g. of
+    a header; the label in the text itself, both as browsers read them; a guess. `cut` means that there are more bytes,
+    so the last character may be incomplete.
     """
     for mark, codec in _MARKS:
         if data.startswith(mark):
             return _replace_broken(data[len(mark) :], codec, mark, cut=cut)
-    if not data.isascii():
-        text = _decode_text(data, "utf-8", cut)
-        if text is not None:
-            return Decoded(text, "utf-8")
     labels = list(filter(None, (codec_of_label(label), _label_inside(data))))
-    for codec in labels:
-        if codec == "utf-8":
-            continue
-        text = _decode_text(data, codec, cut)
-        if text is not None:
-            return Decoded(text, codec)
+    valid = _decode_without_guess(data, labels, cut)
+    if valid is not None:
+        return valid
     utf16 = _guess_utf16(data)
     if utf16 is not None:
         return _replace_broken(data, utf16, cut=cut, guessed=True)
@@ -184,6 +180,24 @@ def decode(data: bytes, label: str = "", *, cut: bool = False) -> Decoded | None
         if _count_non_ascii(broken.text) - broken.replaced >= _CHARS_FOR_EACH_BROKEN * broken.replaced:
             return broken
     return _guess(data, cut)
+
+
+def _decode_without_guess(data: bytes, labels: Sequence[str], cut: bool) -> Decoded | None:
+    """Return a text that is valid in UTF-8, or in the encoding of a label; None otherwise.
+
+    ASCII alone does not count as UTF-8 here: it may have the escape sequences of another encoding.
+    """
+    if not data.isascii():
+        text = _decode_text(data, "utf-8", cut)
+        if text is not None:
+            return Decoded(text, "utf-8")
+    for codec in labels:
+        if codec == "utf-8":
+            continue
+        text = _decode_text(data, codec, cut)
+        if text is not None:
+            return Decoded(text, codec)
+    return None
 
 
 def _decode_with_escapes(data: bytes, cut: bool) -> Decoded | None:

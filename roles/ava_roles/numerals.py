@@ -31,8 +31,11 @@ def _roman(number: int) -> str:
 
 
 def _ordinal(number: int) -> str:
-    teen = 10 < number % 100 < 20
-    return f"{number}{'th' if teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    is_teen = 10 < number % 100 < 20
+    if is_teen:
+        ending = "th"
+    return f"{number}{ending}"
 
 
 NUMERALS: dict[str, Callable[[int], str]] = {

@@ -316,9 +316,9 @@ def _languages(words: Sequence[str]) -> list[str]:
     counts: dict[str, int] = {}
     for language, fillers in _fillers().items():
         counts[language] = sum(word in fillers for word in words)
-    most = max(counts.values())
-    if most:
-        return [language for language, count in counts.items() if count == most][:_LANGUAGES_MOST]
+    highest = max(counts.values())
+    if highest:
+        return [language for language, count in counts.items() if count == highest][:_LANGUAGES_MOST]
     languages: list[str] = []
     for language, letters in _SCRIPTS.items():
         if any(letters.search(word) for word in words):
@@ -548,18 +548,24 @@ def filler_share(text: str) -> float:
 
 def _prose_factor(text: str, fillers: float) -> float:
     """Return 1 for prose, and less the more a text looks like code or a list of names; `fillers` is its share."""
-    filling = fillers / _PROSE_FILLERS
-    if not filling:
+    if not fillers:
         return _LEAST_PROSE
-    signs = sum(map(len, _NO_SYMBOL.sub("", text))) / len(text)
-    listing = _LEAST_PROSE if len(_ENTRY.findall(text)) > max(len(text) / _ENTRY_CHARS, 2) else 1.0
-    return max(min(filling, 1.0) * min(_SYMBOL_SHARE / max(signs, 0.001), 1.0) * listing, _LEAST_PROSE)
+    filler_factor = min(fillers / _PROSE_FILLERS, 1.0)
+    symbols = len(_NO_SYMBOL.sub("", text)) / len(text)
+    symbol_factor = min(_SYMBOL_SHARE / max(symbols, 0.001), 1.0)
+    list_factor = 1.0
+    is_list = len(_ENTRY.findall(text)) > max(len(text) / _ENTRY_CHARS, 2)
+    if is_list:
+        list_factor = _LEAST_PROSE
+    return max(filler_factor * symbol_factor * list_factor, _LEAST_PROSE)
 
 
 def split_lines(text: str) -> list[str]:
     """Return the lines of a text as editors and `grep -n` count them: a form feed, for example, does not end a line."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return lines if lines[-1] else lines[:-1]
+    if not lines[-1]:
+        lines.pop()
+    return lines
 
 
 def split_passages(text: str, first: int = 1) -> Generator[FilePassage]:

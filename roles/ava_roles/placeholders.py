@@ -59,12 +59,12 @@ def secret_names(value: object) -> tuple[str, ...]:
 
 def fill_query(url: str, secrets: Collection[InjectedSecret]) -> str:
     """Return a URL with placeholders in its query replaced, quoted. Raises ToolFailed if there is one elsewhere."""
-    rest, fragment_mark, fragment = url.partition("#")
-    place, mark, query = rest.partition("?")
-    if has_placeholder(place) or has_placeholder(fragment):
+    before_fragment, fragment_mark, fragment = url.partition("#")
+    address, query_mark, query = before_fragment.partition("?")
+    if has_placeholder(address) or has_placeholder(fragment):
         raise ToolFailed("a secret can be used only in headers, or in the query of url (after the ?)")
     values = {secret.name: quote(secret.value, safe="") for secret in secrets}
-    return f"{place}{mark}{_fill(query, values)}{fragment_mark}{fragment}"
+    return f"{address}{query_mark}{_fill(query, values)}{fragment_mark}{fragment}"
 
 
 def fill_header(text: str, secrets: Collection[InjectedSecret]) -> str:

@@ -101,9 +101,11 @@ def read_base_files(folder: Path, home: Path, accept: Accept = NOTHING_OUTSIDE) 
 
 
 def _without_base(folder: Path, why: str) -> ProjectFiles:
-    there = [name for name in NAMES if os.path.lexists(folder / name)]
-    said = f"{' and '.join(there)} (the base of the change is not known: {why.partition(';')[0]})"
-    return ProjectFiles(left_out=(said,) if there else ())
+    names = [name for name in NAMES if os.path.lexists(folder / name)]
+    if not names:
+        return ProjectFiles()
+    reason = why.partition(";")[0]
+    return ProjectFiles(left_out=(f"{' and '.join(names)} (the base of the change is not known: {reason})",))
 
 
 def _paths(namespace: Sequence[str]) -> list[str]:
@@ -156,10 +158,14 @@ def _in_commit(git: Git, commit: str) -> Iterator[Iterable[_Found]]:
 
 def _default_branch(git: Git) -> tuple[str, str] | None:
     """Return the newest commit of the default branch, and the branch's name; None where there is none."""
-    named = git.run("symbolic-ref", "--quiet", "refs/remotes/origin/HEAD")
-    refs = [os.fsdecode(named.out).strip()] if named.code == 0 else []
-    refs = [ref for ref in refs if ref.startswith("refs/remotes/origin/")]
-    refs += [f"{place}{name}" for place in ("refs/remotes/origin/", "refs/heads/") for name in ("main", "master")]
+    refs: list[str] = []
+    remote_head = git.run("symbolic-ref", "--quiet", "refs/remotes/origin/HEAD")
+    if remote_head.code == 0:
+        remote_branch = os.fsdecode(remote_head.out).strip()
+        if remote_branch.startswith("refs/remotes/origin/"):
+            refs.append(remote_branch)
+    for namespace in ("refs/remotes/origin/", "refs/heads/"):
+        refs += [f"{namespace}main", f"{namespace}master"]
     for ref in refs:
         commit = git.run("rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
         if commit.code == 0:

@@ -87,13 +87,14 @@ def _quote(match: re.Match[str]) -> str:
 
 
 def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the values of the known keys of a frontmatter, and the line of each key. Raises RoleFileError."""
     try:
         loader: Any = yaml.SafeLoader(front)  # its methods have no types
         root = loader.get_single_node()
     except (yaml.YAMLError, RecursionError) as error:
         problem = getattr(error, "problem", None) or "it cannot be read"
         mark = getattr(error, "problem_mark", None)
-        line = 2
+        line = 2  # of the file: the first one is `---`
         if mark:
             line += mark.line
         raise RoleFileError(source, f"the frontmatter is not valid YAML: {problem}", line) from error
@@ -111,17 +112,20 @@ def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any
         if name in lines:
             raise RoleFileError(source, "is given twice; keep one", line, name)
         lines[name] = line
-        if name not in known:
-            continue
-        if not _is_flat(node, mapping=name == "effects"):
-            raise RoleFileError(source, "must be one value or a flat list", line, name)
-        try:
-            value = loader.construct_object(node, deep=True)
-        except (ValueError, LookupError, AttributeError, TypeError, yaml.YAMLError) as error:  # `!!int x`
-            raise RoleFileError(source, "cannot be read as a value", line, name) from error
-        if value is not None:  # a key without a value counts as absent
-            values[name] = value
+        if name in known:
+            value = _yaml_value(loader, node, source, line, name)
+            if value is not None:  # a key without a value counts as absent
+                values[name] = value
     return values, lines
+
+
+def _yaml_value(loader: Any, node: yaml.Node, source: str, line: int, name: str) -> Any:
+    if not _is_flat(node, mapping=name == "effects"):
+        raise RoleFileError(source, "must be one value or a flat list", line, name)
+    try:
+        return loader.construct_object(node, deep=True)
+    except (ValueError, LookupError, AttributeError, TypeError, yaml.YAMLError) as error:  # `!!int x`
+        raise RoleFileError(source, "cannot be read as a value", line, name) from error
 
 
 def _is_flat(node: yaml.Node, *, mapping: bool) -> bool:
@@ -449,12 +453,13 @@ def _named_tools(file: RoleDocument, keys: _Keys, faults: list[RoleFileError]) -
 
 def _tools(granted: Named, denied: Named) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the role's tools (named and common ones, without the denied), and the names that were ignored."""
+    denied_tools = set(denied.values())
     tools: list[str] = []
     for tool in dict.fromkeys((*granted.values(), *COMMON_TOOLS)):
-        if not tool or tool in denied.values():
+        if not tool:
             continue
         server = "__".join(tool.split("__")[:2])
-        if server not in denied.values():  # a denied `mcp__server` denies all tools of that server
+        if denied_tools.isdisjoint((tool, server)):  # a denied `mcp__server` denies all tools of that server
             tools.append(tool)
     ignored = [f"tools: {name}" for name, tool in granted.items() if not tool and name != "submit_result"]
     ignored += [f"disallowedTools: {name}" for name, tool in denied.items() if not tool]
@@ -541,15 +546,14 @@ def system_prompt(
     ids of earlier runs, stands after it. `limits` are words, e.g. `{"cost": "at most $0.50"}`, and `skills` has the
     description of each skill by its name. The first call reads two data files.
     """
-    own_words = (system_prompt or "").strip()
+    sections: list[str] = []
     about_task = (context or "").strip()
-    rest = [
-        f"## Task context\n\n{about_task}" if about_task else "",
-        _limits(limits),
-        _output_schema(output_schema),
-    ]
-    parts = (shared_prompt(role, tools, skills), own_words, "\n\n".join(part for part in rest if part))
-    return _RULE.join(part for part in parts if part) + "\n"
+    if about_task:
+        sections.append(f"## Task context\n\n{about_task}")
+    sections += [_limits(limits), _output_schema(output_schema)]
+    own_words = (system_prompt or "").strip()
+    parts = [shared_prompt(role, tools, skills), own_words, "\n\n".join(filter(None, sections))]
+    return _RULE.join(filter(None, parts)) + "\n"
 
 
 def shared_prompt(role: Role, tools: Sequence[ToolSpec], skills: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -558,8 +562,9 @@ def shared_prompt(role: Role, tools: Sequence[ToolSpec], skills: Mapping[str, st
     It has three parts with `---` between them: the executor persona; the role's body; then capabilities and the form
     of the answer. Of each tool, it has the first sentence of the description; the request's tool list has all of it.
     """
-    rest = f"{_capabilities(tools)}{_skills(skills)}\n\n## Output format\n\n{_data('output.md')}"
-    return _RULE.join(part for part in (_data("executor.md"), role.body.strip(), rest) if part)
+    abilities = f"{_capabilities(tools)}{_skills(skills)}\n\n## Output format\n\n{_data('output.md')}"
+    parts = [_data("executor.md"), role.body.strip(), abilities]
+    return _RULE.join(filter(None, parts))
 
 
 def _capabilities(tools: Sequence[ToolSpec]) -> str:

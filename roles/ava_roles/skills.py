@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, cast
 
 from ava_roles.errors import RoleFileError, ToolFailed
-from ava_roles.role import read_document
+from ava_roles.role import RoleDocument, read_document
 from ava_roles.sandbox.path_access import FolderEntry
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.tools.registry import tool_specs
@@ -90,31 +90,39 @@ def read_skill(folder: Path, source: str) -> Skill:
         raise RoleFileError(source, f"cannot be read ({error.strerror}); give a folder with a {FILE}") from error
     except ToolFailed as error:
         raise RoleFileError(source, one_line(str(error), 300)) from error
-    at = f"{source}/{FILE}"
     if FILE not in files:
         raise RoleFileError(source, f"has lost its {FILE} while it was read; try again")
-    try:
-        text = files[FILE].decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RoleFileError(at, "is not UTF-8 text; save it as UTF-8") from error
-    if len(text) > MOST_CHARS:
-        raise RoleFileError(at, f"has {len(text):,} characters; a skill has at most {MOST_CHARS:,}")
-    document = read_document(text, at, _KEYS)
+    document = _read_instructions(files[FILE], f"{source}/{FILE}")
     name = document.values.get("name", folder.name)
-    description = document.values.get("description")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise document.fault("name", "must be lower case letters, digits, - and _, at most 64")
-    if not isinstance(description, str) or not description.strip():
-        raise document.fault("description", "is missing; write what the skill does and when to use it")
-    if len(description) > DESCRIPTION_CHARS:
-        raise document.fault(
-            "description", f"has {len(description):,} characters; at most {DESCRIPTION_CHARS:,} are allowed"
-        )
+    description = _description_in(document)
     names = _tool_names(document.values.get("allowed-tools"))
     if names is None:
         raise document.fault("allowed-tools", f"must be at most {_MOST_TOOLS} names of tools")
     tools, unknown = _tools(names)
     return Skill(name, one_line(description), tools, unknown, document.body, files, programs, left_out)
+
+
+def _read_instructions(data: bytes, source: str) -> RoleDocument:
+    """Return the parts of a SKILL.md. Raises RoleFileError: no UTF-8, too long, or an invalid frontmatter."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RoleFileError(source, "is not UTF-8 text; save it as UTF-8") from error
+    if len(text) > MOST_CHARS:
+        raise RoleFileError(source, f"has {len(text):,} characters; a skill has at most {MOST_CHARS:,}")
+    return read_document(text, source, _KEYS)
+
+
+def _description_in(document: RoleDocument) -> str:
+    description = document.values.get("description")
+    if not isinstance(description, str) or not description.strip():
+        raise document.fault("description", "is missing; write what the skill does and when to use it")
+    if len(description) > DESCRIPTION_CHARS:
+        text = f"has {len(description):,} characters; at most {DESCRIPTION_CHARS:,} are allowed"
+        raise document.fault("description", text)
+    return description
 
 
 def is_installed(folder: Path, name: str) -> bool:
@@ -134,16 +142,17 @@ def installed_skill(folder: Path, name: str) -> Skill:
 
 
 def _files(root: Root, source: str) -> tuple[dict[str, bytes], frozenset[str], tuple[str, ...]]:
+    """Return a skill's files by path, the paths of those that can be run, and what was left out, for messages."""
     files: dict[str, bytes] = {}
     programs: set[str] = set()
     left_out: list[str] = []
-    left = MOST_BYTES
-    most = f"{MOST_FILES:,} files with {MOST_BYTES // 1_000_000} MB"
-    too_large = RoleFileError(source, f"is too large; a skill has at most {most}")
-    seen = itertools.count(1)
+    free_bytes = MOST_BYTES
+    size = f"{MOST_FILES:,} files with {MOST_BYTES // 1_000_000} MB"
+    too_large = RoleFileError(source, f"is too large; a skill has at most {size}")
+    entry_numbers = itertools.count(1)
 
     def keep(entry: FolderEntry) -> bool:
-        if next(seen) > 10 * MOST_FILES:  # folders and links too
+        if next(entry_numbers) > 10 * MOST_FILES:  # folders and links too
             raise too_large
         return entry.name.rpartition("/")[2].casefold() not in _NOT_OF_IT
 
@@ -151,9 +160,9 @@ def _files(root: Root, source: str) -> tuple[dict[str, bytes], frozenset[str], t
         if entry.kind == "link":
             left_out.append(f"{shown(entry.name)} (a link)")
             continue
-        data, more = root.read(entry.name, left)
-        left -= len(data)
-        if more or len(files) >= MOST_FILES:
+        data, is_longer = root.read(entry.name, free_bytes)
+        free_bytes -= len(data)
+        if is_longer or len(files) >= MOST_FILES:
             raise too_large
         files[entry.name] = data
         with root.open_file(entry.name) as descriptor:

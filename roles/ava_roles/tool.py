@@ -199,22 +199,22 @@ def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
     A list of types is the shortest form; each argument is paid for with every first call.
     """
     null = {"type": "null"}
-    rest = dict(schema)
-    kinds: list[dict[str, Any]] = [kind for kind in rest.pop("anyOf", []) if kind != null]
-    if rest.get("default", "") is None:
-        del rest["default"]
-    if len(kinds) > 1:
-        return {"anyOf": [*kinds, null], **rest}
-    one: dict[str, Any] = {}
-    for kind in kinds:
-        one |= kind
-    one |= rest
-    if not isinstance(one.get("type"), str):
-        return {"anyOf": [one, null]}
-    one["type"] = [one["type"], "null"]
-    if "enum" in one:
-        one["enum"] = [*one["enum"], None]
-    return one
+    outer = dict(schema)
+    variants: list[dict[str, Any]] = [variant for variant in outer.pop("anyOf", []) if variant != null]
+    if outer.get("default", "") is None:
+        del outer["default"]
+    if len(variants) > 1:
+        return {"anyOf": [*variants, null], **outer}
+    merged: dict[str, Any] = {}
+    if variants:
+        merged |= variants[0]
+    merged |= outer
+    if not isinstance(merged.get("type"), str):
+        return {"anyOf": [merged, null]}
+    merged["type"] = [merged["type"], "null"]
+    if "enum" in merged:
+        merged["enum"] = [*merged["enum"], None]
+    return merged
 
 
 def _untitled(schema: Any) -> Any:

@@ -120,13 +120,16 @@ def show_controls(text: str) -> str:
 
 def shown_offsets(text: str) -> list[int]:
     r"""Return the offset of each character of a text that `clean` keeps; the text's line ends are `\n`."""
-    kept = [at for at, char in enumerate(text) if char not in _BOTH or _joins(text, at)]
-    offsets: list[int] = []
-    done = 0
-    for match in INVISIBLE.finditer("".join([text[at] for at in kept])):
-        offsets += kept[done : match.start()]
-        done = match.end()
-    return offsets + kept[done:]
+    candidates: list[int] = []
+    for offset, char in enumerate(text):
+        if char not in _BOTH or _joins(text, offset):
+            candidates.append(offset)
+    visible: list[int] = []
+    end = 0
+    for invisible in INVISIBLE.finditer("".join(text[offset] for offset in candidates)):
+        visible += candidates[end : invisible.start()]
+        end = invisible.end()
+    return visible + candidates[end:]
 
 
 _LONE_RETURN = re.compile(r"\r(?!\n)")

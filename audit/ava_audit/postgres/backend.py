@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from importlib import resources
@@ -85,11 +85,7 @@ class PostgresBackend:
             "connect_timeout": CONNECT_S, "application_name": "ava", **NETWORK,
             **{key: value for key, value in parameters.items() if value is not None},
         }  # fmt: skip
-        host = parameters.get("host") or parameters.get("hostaddr") or "this machine"
-        if parameters.get("port"):
-            host = f"{host}:{parameters['port']}"
-        name = parameters.get("dbname") or parameters.get("user") or ""
-        self.place = f"the Postgres database {name} on {host}"
+        self.place = _describe_database(parameters)
 
     def __repr__(self) -> str:
         return f"PostgresBackend({self.place})"
@@ -106,7 +102,9 @@ class PostgresBackend:
             conn.execute("SET statement_timeout = 0")
             copy = _make_or_migrate(db, self.place, older)
             self._claim(conn)
-        return None if copy is None else f"the schema {copy} of {self.place}"
+        if copy is None:
+            return None
+        return f"the schema {copy} of {self.place}"
 
     @contextmanager
     def _opened(self) -> Generator[tuple[PostgresDatabase, psycopg.Connection[Any]]]:
@@ -280,7 +278,10 @@ def _commits(db: PostgresDatabase) -> list[Commit]:
 
 
 def _make_or_migrate(db: PostgresDatabase, place: str, older: OlderSchema) -> str | None:
-    """Return the name of the schema with the copy from before a migration. The caller holds the lock."""
+    """Make the tables of a new log, or migrate an older one; the caller holds the lock.
+
+    Returns the name of the schema with the copy from before a migration, None if there is no copy.
+    """
     version = db.schema_version()
     if not schema.needs_migration(version, place, older) and version > 0:
         return None
@@ -317,6 +318,16 @@ def _copy_schema(db: PostgresDatabase, version: int) -> str:
         if table not in _OF_PROCESSES:
             db.execute(f"CREATE TABLE {name}.{table} AS TABLE ava.{table}")
     return name
+
+
+def _describe_database(parameters: Mapping[str, Any]) -> str:
+    """Return a database's name and host for messages, by the parts of its address; without a user or a password."""
+    host = parameters.get("host") or parameters.get("hostaddr") or "this machine"
+    port = parameters.get("port")
+    if port:
+        host = f"{host}:{port}"
+    name = parameters.get("dbname") or parameters.get("user") or ""
+    return f"the Postgres database {name} on {host}"
 
 
 def _refuse_server(conn: psycopg.Connection[Any], place: str) -> None:

@@ -37,9 +37,8 @@ class PostgresDocuments:
                 "SELECT name, version, text FROM documents WHERE NOT EXISTS"
                 " (SELECT 1 FROM unnest(%s::text[], %s::bigint[]) AS known (n, v) WHERE n = name AND v = version)"
             )
-            return {
-                name: (version, text) for name, version, text in conn.execute(sql, (list(known), [*known.values()]))
-            }
+            rows = conn.execute(sql, (list(known), list(known.values())))
+            return {name: (version, text) for name, version, text in rows}
 
         return self._run(query)
 
@@ -101,17 +100,21 @@ class PostgresDocuments:
             raise OutcomeUnknown(why) from error
 
     def _run(self, work: Callable[[psycopg.Connection[Any]], T]) -> T:
-        """Do something on the connection; a second time, if it turns out that the connection was lost before."""
+        """Do something on the connection; once more on a new one, if the connection of an earlier call was lost.
+
+        Raises StoreUnavailable if that fails, too.
+        """
         with self._using:
-            for last in (False, True):
-                kept = self._conn is not None
+            for is_last_try in (False, True):
+                was_open = self._conn is not None
                 try:
                     return work(self._open())
                 except psycopg.Error as error:
-                    lost = self._conn is None or self._conn.closed
-                    if lost:
+                    is_lost = self._conn is None or self._conn.closed
+                    if is_lost:
                         self.close()
-                    if not last and kept and lost and passes(error, lost):
+                    was_stale = was_open and is_lost
+                    if was_stale and not is_last_try and passes(error, is_lost):
                         continue
                     raise StoreUnavailable(self._explained(error)) from error
         raise AssertionError("unreachable")

@@ -313,11 +313,12 @@ class LeasedInstances:
             rows = self._connection.run(sql)
         except (psycopg.Error, OSError) as error:
             raise StoreUnavailable(f"{self._place} cannot be read: {first_line(error)}") from error
-        return [
-            LiveInstance(name, host, Announcement(kind, address, json.loads(offers)), max(0.0, silent_s))
-            for name, host, kind, address, offers, silent_s in rows
-            if not self._files.known_dead(name)
-        ]
+        instances: list[LiveInstance] = []
+        for name, host, kind, address, offers, silent_s in rows:
+            if not self._files.known_dead(name):
+                announcement = Announcement(kind, address, json.loads(offers))
+                instances.append(LiveInstance(name, host, announcement, max(0.0, silent_s)))
+        return instances
 
     def lost(self) -> list[LostInstance]:
         """Return whose lease ended while it was in force; one that ended in order has a lease of no time."""

@@ -64,14 +64,14 @@ class LogPlace:
         if self.log_id is None:
             self.log_id = log_id
         if log_id != self.log_id:
-            what = "another log"
+            content = "another log"
         elif head < known:
-            what = "an older copy of the log"
+            content = "an older copy of the log"
         else:
             self.moved = None
             return
         self.moved = (
-            f"the Postgres database has {what} than when this server started, so nothing is written and no model is"
+            f"the Postgres database has {content} than when this server started, so nothing is written and no model is"
             " called: put the right one back, or restart this server"
         )
         raise LogMoved(self.moved)

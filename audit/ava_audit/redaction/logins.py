@@ -130,10 +130,11 @@ def find_addresses(text: str, looks: Looks) -> Iterator[SecretSpan]:
         yield from _find_source_names(text, looks)
     for match in _PGPASS.finditer(text):
         start = match.start()
-        line = text.rfind("\n", max(0, start - 90), start) + 1
-        if line == 0 and start > 80:
+        line_start = text.rfind("\n", max(0, start - 90), start) + 1
+        is_too_long = line_start == 0 and start > 80
+        if is_too_long:
             continue
-        if _PGPASS_HOST.fullmatch(text, line, start) is None:
+        if _PGPASS_HOST.fullmatch(text, line_start, start) is None:
             continue
         if is_password(match[2], match[1]):
             yield SecretSpan("password", *match.span(2))

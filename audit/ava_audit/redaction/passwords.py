@@ -160,9 +160,8 @@ def find_assignments(text: str, looks: Looks, low: bytes) -> Iterator[SecretSpan
                 continue
             is_rejected = match.lastgroup == "unquoted" and not values.unquoted[match["unquoted"]]
             if is_rejected:
-                if not elements:
-                    continue
-                if text.rfind("<", max(0, at - 40), at) < 0:
+                may_be_in_element = elements and "<" in text[max(0, at - 40) : at]
+                if not may_be_in_element:
                     continue
             before = text[max(0, at - 40) : at]
             if not _may_name(name, before):
@@ -294,20 +293,25 @@ def _may_name(name: str, before: str) -> bool:
 def _assigned_span(
     text: str, match: re.Match[str], before: str, literal: str, values: _Values, *, dense: bool
 ) -> tuple[int, int] | None:
+    """Return where the value of `NAME=value` or `NAME: value` is, quoted or not; None if it is no secret."""
     # After a space without `=` or `:`, only the value of a command-line flag or of a line of a Dockerfile counts.
     if match[1] is not None and not _takes_next_word(before):
         return None
-    kind = match.lastgroup or ""
-    value = match[kind]
+    group = match.lastgroup or ""
+    value = match[group]
     if literal == "PWD" and value.startswith("/"):  # the working folder
         return None
-    if kind == "quoted":
-        return match.span(kind) if values.quoted[value] else None
+    if group == "quoted":
+        if values.quoted[value]:
+            return match.span("quoted")
+        return None
     if not values.unquoted[value]:
         return None
-    start = match.start(kind)
+    start = match.start("unquoted")
     end = _unquoted_end(text, match, before, dense=dense)
-    return (start, end) if end > start else None  # `?password=&user=…` has none
+    if end == start:  # `?password=&user=…` has none
+        return None
+    return start, end
 
 
 def _span_apart(text: str, after: int, values: _Values) -> tuple[int, int] | None:
@@ -324,8 +328,12 @@ def _span_apart(text: str, after: int, values: _Values) -> tuple[int, int] | Non
         is_unquoted = pattern is _BLOCK
         if pattern is _PAIR:
             is_unquoted = match["pair_quote"] is None
-        verdicts = values.unquoted if is_unquoted else values.quoted
-        return match.span(group) if verdicts[match[group]] else None
+        verdicts = values.quoted
+        if is_unquoted:
+            verdicts = values.unquoted
+        if verdicts[match[group]]:
+            return match.span(group)
+        return None
     return None
 
 
@@ -333,6 +341,7 @@ _DOCKERFILE = re.compile(r"(?:ENV|ARG) [A-Za-z0-9_]{0,30}")
 
 
 def _takes_next_word(before: str) -> bool:
+    """Tell whether a name takes the next word as its value: it is a `--flag`, or in `ENV NAME` of a Dockerfile."""
     flag = before.rfind("--")
     if flag >= 0 and _FLAG.fullmatch(before, flag):
         return True
@@ -353,9 +362,12 @@ def _element_span(text: str, after: int, before: str, values: _Values) -> tuple[
         return None
     value = match[1]
     # What stands in `<string name="password">` is as often a label as a password, and so are several words.
-    may_be_label = has_attribute or " " in value
-    verdicts = values.labels if may_be_label else values.elements
-    return match.span(1) if verdicts[value] else None
+    verdicts = values.elements
+    if has_attribute or " " in value:
+        verdicts = values.labels
+    if verdicts[value]:
+        return match.span(1)
+    return None
 
 
 def _is_random_label(value: str) -> bool:
@@ -368,7 +380,9 @@ def _is_password_or_random(value: str) -> bool:
 
 def _phrase_span(match: re.Match[str], phrases: Verdicts[bool]) -> tuple[int, int] | None:
     sign_and_words = f"{match['phrase_sign']} {match['phrase']}"
-    return match.span("phrase") if phrases[sign_and_words] else None
+    if phrases[sign_and_words]:
+        return match.span("phrase")
+    return None
 
 
 def _is_phrase(sign_and_words: str) -> bool:
@@ -399,7 +413,8 @@ def _is_plain_phrase_word(word: str) -> bool:
 def _unquoted_end(text: str, match: re.Match[str], before: str, *, dense: bool) -> int:
     """Return the end of an unquoted value; in a URL query, the next parameter ends it.
 
-    Not where names stand everywhere: there, one secret to the end of the query is found sooner than thousands.
+    In a `dense` text, which has names everywhere, the value goes to the end of the query: to find one long secret is
+    faster than to find thousands.
     """
     value = match["unquoted"]
     if not dense and "&" in value:
@@ -461,14 +476,14 @@ def find_plain_passwords(text: str, looks: Looks) -> Iterator[SecretSpan]:
 def _environment_name(text: str, end: int) -> str | None:
     """Return the part of a variable's name before a place; None where it is a part of another word."""
     before = text[max(0, end - _LONGEST_NAME - 1) : end]
-    rest = before.rstrip(_IN_ENVIRONMENT_NAMES)
-    name = before[len(rest) :]
+    before_name = before.rstrip(_IN_ENVIRONMENT_NAMES)
+    name = before[len(before_name) :]
     if len(name) > _LONGEST_NAME:
         return None
-    sign = rest[-1:]
-    if sign in ("", '"', "'"):
+    last_char = before_name[-1:]
+    if last_char in ("", '"', "'") or last_char.isspace():
         return name
-    return name if sign.isspace() else None
+    return None
 
 
 def _is_no_label(assignment: str) -> bool:
@@ -487,13 +502,14 @@ def _is_no_label(assignment: str) -> bool:
 
 
 def _is_plain_password(match: re.Match[str], name: str, literal: str, verdicts: _PlainVerdicts) -> bool:
-    kind = match.lastgroup or ""
-    if kind == "dollar":
-        return verdicts.random[match[kind]]
-    needs_account = kind == "in_yaml" or literal == "_PASS"
+    group = match.lastgroup or ""
+    value = match[group]
+    if group == "dollar":
+        return verdicts.random[value]
+    needs_account = group == "in_yaml" or literal == "_PASS"
     if needs_account and not verdicts.account[name]:
         return False
-    return verdicts.is_no_label[f"{name}={match[kind]}"]
+    return verdicts.is_no_label[f"{name}={value}"]
 
 
 class _PlainVerdicts(NamedTuple):

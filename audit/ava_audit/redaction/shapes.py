@@ -207,9 +207,10 @@ _SHORT_LITERAL = 8
 
 
 def _longest_of(literals: set[str], rests: Mapping[str, str] = MappingProxyType({}), prefix: str = "") -> str:
-    """Return a pattern for the longest of some texts, of which some have a rest behind them.
+    """Return a pattern for the longest of some texts: a tree that looks at each character once.
 
-    It looks at each character once, however many texts there are. All texts begin with `prefix`, which was matched.
+    `rests` has, for some texts, a pattern that must follow them. All texts begin with `prefix`, which the caller's
+    pattern has matched.
     """
     branches: list[str] = []
     next_chars = {literal[len(prefix)] for literal in literals if literal != prefix}
@@ -217,9 +218,13 @@ def _longest_of(literals: set[str], rests: Mapping[str, str] = MappingProxyType(
         longer_prefix = prefix + char
         inner = {literal for literal in literals if literal.startswith(longer_prefix)}
         branches.append(re.escape(char) + _longest_of(inner, rests, longer_prefix))
-    if prefix in literals:
-        branches.append(f"(?={rests[prefix]})" if prefix in rests else "")
-    return f"(?:{'|'.join(branches)})" if len(branches) > 1 else branches[0]
+    if prefix in rests and prefix in literals:
+        branches.append(f"(?={rests[prefix]})")
+    elif prefix in literals:
+        branches.append("")
+    if len(branches) == 1:
+        return branches[0]
+    return f"(?:{'|'.join(branches)})"
 
 
 _RUN = b"x" * FEWEST_CHARS
@@ -280,11 +285,14 @@ def _keys_in_run(text: str, start: int, end: int, entropies: _Entropies) -> Iter
 
 
 def _key_at(text: str, start: int, match: re.Match[str], shapes: _Shapes, entropies: _Entropies) -> SecretSpan | None:
+    """Return the key that begins at `start`, where `match` found the beginning of one; None if the rest is not one."""
     group = match.lastgroup or ""
     if group != "literal":
         name, _mark, marked_rest = _MARKED_INSIDE[int(group[1:])]
         key = re.compile(marked_rest).match(text, match.end(group))
-        return SecretSpan(name, start, key.end()) if key is not None else None
+        if key is None:
+            return None
+        return SecretSpan(name, start, key.end())
     for length, shape, rest in shapes[match["literal"]]:
         if shape.entropy and entropies.most[text[start : start + _ENTROPY_CHARS]] < shape.entropy:
             continue  # a placeholder, however long it is

@@ -240,13 +240,15 @@ def _word_before(text: str, at: int) -> str:
 
 
 def _lines_of_value(text: str, at: int, is_value: Verdicts[bool]) -> Iterator[tuple[int, int]]:
-    """Yield the places of a value over several lines, or of a list's items; an empty one says how far it looked."""
+    """Yield where a value over several lines is, or each item of a list. An empty span tells how far was read."""
     match = _ITEMS.match(text, at)
     if match is not None:
         end = match.end()
         while (item := _ITEM.match(text, end)) is not None:
             end = item.end()
-            group = 1 if item[1] is not None else 3
+            group = 3
+            if item[1] is not None:
+                group = 1
             if is_value[item[group]]:
                 yield item.span(group)
         yield end, end
@@ -267,13 +269,16 @@ def _lines_of_value(text: str, at: int, is_value: Verdicts[bool]) -> Iterator[tu
 
 
 def _value_beside(text: str, start: int, judge: _Judge) -> SecretSpan | None:
+    """Return the secret in a row whose first cell is the name of one; None if there is none."""
     row = _NAMED_ROW.match(text, start)
     if row is None:
         return None
     name = judge.names[row["name"]]
     if not name:
         return None
-    group = "in_pipes" if row["in_pipes"] else "alone"
+    group = "alone"
+    if row["in_pipes"]:
+        group = "in_pipes"
     if not judge.values[name][row[group]]:
         return None
     return SecretSpan(name, *row.span(group))
@@ -301,14 +306,16 @@ def _table_at(text: str, start: int, judge: _Judge, looks: Looks | None = None) 
         return header, rule.end()
     if header.layout == "pipe":
         return None
-    last_column = 1 if header.layout == "blanks" else len(header.offsets) - 1
-    row = _row_pattern(header.layout, last_column)
+    if header.layout == "blanks":
+        if not _row_pattern("blanks", 1).match(text, body):
+            return None
+        return header, body
+    row = _row_pattern(header.layout, len(header.offsets) - 1)
     if not row.match(text, body):
         return None
-    if header.layout != "blanks":
-        line_before = text.rfind("\n", max(0, start - _LINE_CHARS), max(0, start - 1)) + 1
-        if line_before < start and row.match(text, line_before):  # the line is a row, as the one before
-            return None
+    line_before = text.rfind("\n", max(0, start - _LINE_CHARS), max(0, start - 1)) + 1
+    if line_before < start and row.match(text, line_before):  # the line is a row, as the one before
+        return None
     return header, body
 
 

@@ -36,9 +36,10 @@ def is_placeholder(value: str) -> bool:
     value = value[:64]
     if value.startswith(_REFERENCE) or _INSERTED.search(value):
         return True
-    for written in _SPLIT.split(value):
-        word = written.rstrip("0123456789").lower()
-        if word not in _PLACEHOLDER_WORDS and len(set(word)) > 1:
+    for part in _SPLIT.split(value):
+        word = part.rstrip("0123456789").lower()
+        is_one_char_repeated = len(set(word)) <= 1
+        if word not in _PLACEHOLDER_WORDS and not is_one_char_repeated:
             return False
     return True
 

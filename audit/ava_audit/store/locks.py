@@ -89,9 +89,10 @@ def refuse_unfit(root: Path) -> None:
 
 
 def lock_fault(folder: Path) -> NoLocks | None:
-    """Return the error of the locks in a folder if it has none, by trying both kinds on a file without a name.
+    """Return an error if the file system of a folder has no locks, which SQLite reports only as `database is locked`.
 
-    SQLite says only `database is locked` then. Without an answer (a full disk, a folder that cannot be written), None.
+    Both kinds of locks are tried on a file without a name. Returns None if they work, and if that file cannot be made
+    (a full disk, a read-only folder).
     """
     if sys.platform == "win32":
         return None
@@ -111,9 +112,12 @@ def lock_fault(folder: Path) -> NoLocks | None:
 def network_file_system(path: Path) -> str | None:
     """Return the type of the network file system that holds a path; None on a local disk, or where not Linux."""
     try:
-        return _network_kind(mount_table(), path.resolve())
+        mount_point, file_system = _mount_of(mount_table(), path.resolve())
     except UnsupportedSystem:
         return None
+    if file_system == "9p" and mount_point == Path("/"):
+        return None  # a sandbox whose whole disk is 9p: all its processes share one kernel
+    return file_system if _is_network_type(file_system) else None
 
 
 def mount_table() -> str:
@@ -126,23 +130,28 @@ def mount_table() -> str:
     raise UnsupportedSystem(errno.ENOSYS, "not on this system", str(_MOUNTS))
 
 
-def _network_kind(mounts: str, path: Path) -> str | None:
-    place, kind = Path("/"), ""
+def _mount_of(mounts: str, path: Path) -> tuple[Path, str]:
+    """Return the mount point that holds a path, and its type of file system; `/` and an empty type if none does."""
+    mount_point = Path("/")
+    file_system = ""
     for line in mounts.splitlines():
-        before, separator, after = line.partition(" - ")
-        fields = before.split(" ")
+        mount_fields, separator, type_fields = line.partition(" - ")
+        fields = mount_fields.split(" ")
         if not separator or len(fields) < 5:
             continue
         point = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4]))
         # A later mount on the same point hides the earlier one.
-        if path.is_relative_to(point) and len(point.parts) >= len(place.parts):
-            place, kind = point, after.split(" ")[0]
-    if kind == "9p" and place == Path("/"):
-        return None  # a sandbox whose whole disk is 9p: all its processes share one kernel
-    family, _, driver = kind.partition(".")
+        if path.is_relative_to(point) and len(point.parts) >= len(mount_point.parts):
+            mount_point = point
+            file_system = type_fields.split(" ")[0]
+    return mount_point, file_system
+
+
+def _is_network_type(file_system: str) -> bool:
+    family, _, driver = file_system.partition(".")
     if family in ("fuse", "fuseblk"):
-        return kind if driver in _NETWORK_FUSE else None
-    return kind if family in _NETWORK else None
+        return driver in _NETWORK_FUSE
+    return family in _NETWORK
 
 
 log = logging.getLogger("ava.locks")
@@ -161,9 +170,10 @@ class WriteLock:
 
     @contextmanager
     def held(self, within_s: float = math.inf) -> Generator[None]:
-        """Hold the lock: in turn, or with `within_s` out of turn. If its holder dies it is free; if it is stopped, not.
+        """Hold the lock: wait for it in turn, or with `within_s` seconds out of turn.
 
-        Raises TimeoutError: others have held it all the time; NoLocks: it cannot be held here.
+        The lock of a process that dies is free at once; a process that was only stopped (Ctrl-Z) keeps it. Raises
+        TimeoutError if others held it for `within_s`; NoLocks if the file system has no locks.
         """
         _wait_for(self._path, self._file, within_s)
         try:
@@ -353,18 +363,18 @@ class LockMembership:
 async def keep_renewing(membership: Membership, every_s: float, within_s: float) -> None:
     """Renew a membership every `every_s` seconds until cancelled; log a failure once."""
     limiter = anyio.CapacityLimiter(1)
-    failed = False
+    is_failing = False
     while True:
         await anyio.sleep(every_s)
         try:
             with anyio.fail_after(within_s):
                 await anyio.to_thread.run_sync(membership.renew, limiter=limiter, abandon_on_cancel=True)
-            failed = False
+            is_failing = False
         except (StoreUnavailable, OSError, RuntimeError) as error:  # RuntimeError: no more threads can be started
-            if not failed:
+            if not is_failing:
                 why = str(error) or type(error).__name__
                 log.warning("others will take over the runs of this process: %s", why)
-            failed = True
+            is_failing = True
 
 
 class LockedInstances:
@@ -543,12 +553,12 @@ class ActivityFile:
         self._removed = False
 
     def write(self, activities: Mapping[str, str]) -> None:
-        """Replace the file's content; if it cannot be written, show nothing."""
+        """Replace the file's content. If that fails, the checksum is wrong, and readers show nothing."""
         body = json.dumps(dict(activities)).encode()
         with self._lock:
             if self._removed or (self._file is None and not activities):
                 return
-            # It never shrinks: what is shown no longer is overwritten, and blocks that a disk has given are kept.
+            # The file never shrinks: a full disk cannot take back its blocks, and blanks overwrite old activities.
             blocks = math.ceil((len(body) + _CHECKSUM) / _BLOCK)
             self._size = max(self._size, blocks * _BLOCK)
             body = body.ljust(self._size - _CHECKSUM)
@@ -603,7 +613,7 @@ def _bytes_of(path: Path, within_s: float = math.inf) -> bytes | None:
 
 
 def activities_in(shown: bytes | str) -> Iterator[tuple[str, str]]:
-    """Yield the runs that a process shows, each with what it does; nothing of what is not of this form."""
+    """Yield the id of each run in a process's file of activities, with the text; skip whatever has another form."""
     try:
         activities: object = json.loads(shown)
     except (ValueError, RecursionError):

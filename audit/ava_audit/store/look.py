@@ -82,8 +82,8 @@ def _unless_changed(log: OpenedLog) -> Generator[None]:
 def _opened(path: Path) -> Generator[OpenedLog]:
     """Open a log to look at it, without creating a file beside it.
 
-    SQLite creates the two files of a database in use if they are missing. If they are, or nothing is in the first of
-    them, the database file alone is read: it has everything, as long as it has not `changed`.
+    SQLite would create the two files of a database in use (`-wal` and `-shm`) if they are missing. If one is missing,
+    or the first is empty, only the database file is read. It then has everything, as long as it has not `changed`.
     """
     if not path.is_file():  # opening a pipe would wait for ever
         raise OSError("it is not a regular file")
@@ -92,17 +92,20 @@ def _opened(path: Path) -> Generator[OpenedLog]:
 
     def state() -> tuple[bool, int, int, int]:
         file = path.stat()
-        in_use = wal.is_file() and shared.is_file() and wal.stat().st_size > 0  # empty ones are left by a full disk
+        in_use = wal.is_file() and shared.is_file() and wal.stat().st_size > 0  # a full disk leaves empty ones
         return in_use, file.st_ino, file.st_size, file.st_mtime_ns
 
+    state_at_open = state()
+    in_use = state_at_open[0]
+
     def changed() -> bool:
+        if in_use:
+            return False
         try:
-            return not in_use and state() != before
+            return state() != state_at_open
         except OSError:
             return True
 
-    before = state()
-    in_use = before[0]
     uri = uri_of(path, "mode=ro" if in_use else "mode=ro&immutable=1")
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, factory=SqliteDatabase)
     with contextlib.closing(connection) as db:

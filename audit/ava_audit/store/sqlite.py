@@ -84,11 +84,16 @@ class SqliteBackend:
                 lock.close()
                 raise
         except (OSError, sqlite3.Error) as error:
-            why = disk_fault(error, self.path) or f"{error}; fix that"
-            why = f"{error}; {DAMAGED}" if is_damaged(error) else f"{why}, or choose another AVA_DATA_ROOT"
+            why = self._explain_open_failure(error)
             raise StoreUnavailable(f"the log in {self._root} cannot be opened: {why}") from error
         self._lock = lock
         return None if copy is None else str(copy)
+
+    def _explain_open_failure(self, error: OSError | sqlite3.Error) -> str:
+        if is_damaged(error):
+            return f"{error}; {DAMAGED}"
+        why = disk_fault(error, self.path) or f"{error}; fix that"
+        return f"{why}, or choose another AVA_DATA_ROOT"
 
     def _make_or_migrate(self, db: SqliteDatabase, older: OlderSchema) -> Path | None:
         """Make the tables of a new log, or migrate an older one; return the copy from before a migration.
@@ -299,11 +304,15 @@ class LogLocation:
 
 
 def backend_of(root: Path, url: str | None = None) -> Backend:
-    """Return the database of a data root's log. `url` None looks in environment and `config.toml`; empty: embedded.
+    """Return the database of a data root's log: Postgres at `url`, or SQLite if that is empty.
+
+    With `url` None, the environment and `config.toml` have the address.
 
     Raises DataRootRefused if the address is invalid, or the log of this data root is elsewhere.
     """
-    address = database_url(root) if url is None else url.strip()
+    if url is None:
+        url = database_url(root)
+    address = url.strip()
     if address:
         try:
             backend: Backend = load("postgres").PostgresBackend(root, address)
@@ -360,4 +369,6 @@ def database_url(root: Path) -> str:
         return ""
     except (OSError, ValueError) as error:
         raise DataRootRefused(f"{path} cannot be read: {type(error).__name__}; `ava doctor` tells more") from None
-    return url.strip() if isinstance(url, str) else ""
+    if not isinstance(url, str):
+        return ""
+    return url.strip()

@@ -273,7 +273,11 @@ class Writer:
                     commits += self._transact(db, projections, [job], together=False)
 
     def _transact(self, db: Database, projections: Projections, batch: list[Job], *, together: bool) -> list[Commit]:
-        """Run jobs in one transaction, and return it. A failure is stored in its job, or all is rolled back."""
+        """Run jobs in one transaction, and return what it committed: one commit, or none.
+
+        A job that fails by itself gets its error, and the others go on. Any other failure rolls everything back; then
+        the jobs get the error, or _RetryOneByOne is raised if they came `together` and may succeed one by one.
+        """
         if not self._begin(db, batch, partial(projections.ask, _runs_of(batch))):
             return []
         if together and self._backend.is_near:  # elsewhere, each row that was not asked for with the lock takes long
@@ -293,8 +297,9 @@ class Writer:
         except BaseException as error:
             projections.evict()
             db.rollback()
-            again = len(batch) > 1 or db.lost or isinstance(error, Busy)
-            if together and again and not isinstance(error, SchemaNewer | LogMoved | OutcomeUnknown):
+            may_succeed_alone = len(batch) > 1 or db.lost or isinstance(error, Busy)
+            is_final = isinstance(error, SchemaNewer | LogMoved | OutcomeUnknown)
+            if together and may_succeed_alone and not is_final:
                 raise _RetryOneByOne from error
             self._fail(batch, error)
             return []

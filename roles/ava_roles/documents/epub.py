@@ -61,7 +61,8 @@ class _Book:
         size = 0
         for number, item_id in enumerate(spine, 1):
             is_full = number > _MOST_SECTIONS or size >= _TEXT_CHARS
-            if is_full or time.monotonic() > self._until:
+            is_late = time.monotonic() > self._until
+            if is_full or is_late:
                 self._gaps.append(f"sections {number:,} to {len(spine):,}, which are too much to read")
                 unread = True
                 break
@@ -137,35 +138,37 @@ class _Book:
 
     def _section(self, number: int, item: Any) -> str:
         """Return the text of a section; note what it lacks."""
-        place = f"section {number}"
-        address = "" if item is None else item.get("href") or ""
+        section = f"section {number}"
+        address = ""
+        if item is not None:
+            address = item.get("href") or ""
         path = unquote(address.partition("#")[0])
-        part = posixpath.normpath(posixpath.join(posixpath.dirname(self._package), path))
-        if part in self._encrypted:
+        file = posixpath.normpath(posixpath.join(posixpath.dirname(self._package), path))
+        if file in self._encrypted:
             raise ToolFailed("this EPUB book cannot be read: it is encrypted; ask for a copy without protection")
-        if item is None or part not in self._names:
-            self._gaps.append(f"{place}, which is not in the file ({address[:_NAME_CHARS]})")
+        if item is None or file not in self._names:
+            self._gaps.append(f"{section}, which is not in the file ({address[:_NAME_CHARS]})")
             return ""
         if not _is_page(item):
             media_type = item.get("media-type") or ""
-            self._gaps.append(f"{place}, which is no page ({media_type[:_NAME_CHARS]})")
+            self._gaps.append(f"{section}, which is no page ({media_type[:_NAME_CHARS]})")
             return ""
         try:
-            data = self._archive.read(part)
+            data = self._archive.read(file)
         except (zipfile.BadZipFile, ValueError, OSError):
-            data = b"\0"
+            data = b"\0"  # which is no text: the section counts as damaged
         decoded = decode(data)
         if decoded is None:
-            self._gaps.append(f"{place}, which is damaged")
+            self._gaps.append(f"{section}, which is damaged")
             return ""
         html = decoded.text
         if len(html) > _SECTION_CHARS:
-            self._gaps.append(f"the text of {place} after its first {_SECTION_CHARS:,} characters")
+            self._gaps.append(f"the text of {section} after its first {_SECTION_CHARS:,} characters")
         page = read_page_text(html[:_SECTION_CHARS], is_xml=True)
         self._addresses |= unseen_addresses(data)
         lacks = [*page.missing, *page.unseen]
         if lacks:
-            self._gaps.append(f"in {place} {', '.join(lacks)}")
+            self._gaps.append(f"in {section} {', '.join(lacks)}")
         return page.text
 
 

@@ -138,7 +138,7 @@ class _Reader:
                 self._part(each, blocks, depth + 1)
 
     def _alternatives(self, parts: list[Message], blocks: list[str] | None, depth: int) -> None:
-        """Read the forms of a body: the plain one, and others unless they only repeat it."""
+        """Read the alternatives of a body: the plain text, and of the others those that do not only repeat it."""
         plain_texts: dict[Message, str] = {}
         for part in parts:
             if part.get_content_type() == "text/plain":
@@ -151,7 +151,10 @@ class _Reader:
                 self._part(part, blocks, depth + 1)
             elif part.get_content_type() != "text/plain":
                 is_repeated = bool(plain_texts) and self._repeats(part, plain_words)
-                self._part(part, None if is_repeated else blocks, depth + 1)
+                if is_repeated:
+                    self._part(part, None, depth + 1)
+                else:
+                    self._part(part, blocks, depth + 1)
 
     def _repeats(self, part: Message, plain_words: set[str]) -> bool:
         """Tell whether a part has pages, and they add little to the plain form."""
@@ -169,22 +172,29 @@ class _Reader:
         return True
 
     def _leaf(self, part: Message, kind: str, blocks: list[str] | None) -> None:
+        """Read a part without parts of its own: a text into `blocks`, anything else by its name only."""
         if kind.startswith("multipart/"):
             self._missing.append("what is damaged in a body of several parts")
             self._say(blocks, _words(part))
             return
-        name = " ".join(str(part.get_filename() or "").split())[:_NAME_CHARS]
-        is_attached = name or part.get_content_disposition() == "attachment"
+        file_name = " ".join(str(part.get_filename() or "").split())[:_NAME_CHARS]
+        is_attached = file_name != "" or part.get_content_disposition() == "attachment"
         is_text = kind.startswith("text/") and kind != "text/rtf"
-        if is_text and not is_attached:
-            if blocks is not None:
-                self._say(blocks, _words(part, self._missing))
-            if kind == "text/html":
-                self._name_links(part)
+        if not is_text or is_attached:
+            self._name_attachment(part, kind, file_name)
             return
+        if blocks is not None:
+            self._say(blocks, _words(part, self._missing))
+        if kind == "text/html":
+            self._name_links(part)
+
+    def _name_attachment(self, part: Message, media_type: str, file_name: str) -> None:
+        noun = "an attachment"
+        if media_type.startswith("image/"):
+            noun = "a picture"
+        name = file_name or media_type[:_NAME_CHARS]
         size = len(part.get_payload(decode=True) or b"")
-        what = "a picture" if kind.startswith("image/") else "an attachment"
-        self._missing.append(f"{what}: {name or kind[:_NAME_CHARS]} ({size:,} bytes)")
+        self._missing.append(f"{noun}: {name} ({size:,} bytes)")
 
     def _name_links(self, page: Message) -> None:
         """Name how many links lead to an address that is not shown."""
@@ -204,20 +214,24 @@ def _different_words(text: str) -> list[str]:
     return list(dict.fromkeys(_WORD.findall(text.casefold())))
 
 
-def _words(part: Message, named: list[str] | None = None) -> str:
-    """Return the text of a body; `named` takes what is not in it."""
+def _words(part: Message, missing: list[str] | None = None) -> str:
+    """Return the text of a body; phrases on what is not in it are added to `missing`."""
     data = part.get_payload(decode=True)
     if not isinstance(data, bytes):
         return ""
+    if missing is None:
+        missing = []
     decoded = decode(data, part.get_content_charset() or "")
-    text = data.decode("utf-8", "replace") if decoded is None else decoded.text
-    if named is not None and part.defects:
-        named.append("what is damaged in a body")
+    if decoded is None:
+        text = data.decode("utf-8", "replace")
+    else:
+        text = decoded.text
+    if part.defects:
+        missing.append("what is damaged in a body")
     if part.get_content_type() != "text/html":
         return text
-    if named is not None and len(text) > _HTML_CHARS:
-        named.append(f"the text after the first {_HTML_CHARS:,} characters of a page")
+    if len(text) > _HTML_CHARS:
+        missing.append(f"the text after the first {_HTML_CHARS:,} characters of a page")
     page = read_page_text(text[:_HTML_CHARS])
-    if named is not None:
-        named.extend(page.missing)
+    missing.extend(page.missing)
     return page.text

@@ -101,22 +101,25 @@ def _cell_text(cell: Any, number: int, language: str, named: list[str]) -> str:
     return "\n\n".join(texts)
 
 
-def _output_text(output: dict[str, Any], number: int, named: list[str]) -> str:
+def _output_text(output: dict[str, Any], number: int, missing: list[str]) -> str:
+    """Return the text of an output of cell `number`; phrases on what it does not show are added to `missing`."""
     if output.get("output_type") in ("error", "pyerr"):
         return _error_text(output)
     data = _dict(output.get("data"))
     if not data:
         data = {_OLD_KINDS.get(key, ""): value for key, value in output.items()}
-    _note_kinds(data, number, named)
+    _note_kinds(data, number, missing)
     text = _COLOURS.sub("", _text(output.get("text")))
-    for kind in _AS_TEXT:
-        if kind in data and not text.strip():
-            text = _COLOURS.sub("", _text(data[kind]))
+    for media_type in _AS_TEXT:
+        if text.strip():
+            break
+        if media_type in data:
+            text = _COLOURS.sub("", _text(data[media_type]))
     if text.strip() and not text.startswith("<"):  # a placeholder, such as <IPython.core.display.HTML object>
         return text
     html = _text(data.get("text/html"))
     if len(html) > _HTML_CHARS:
-        named.append(f"the rest of a page among the outputs of cell {number:,}")
+        missing.append(f"the rest of a page among the outputs of cell {number:,}")
     return read_page_text(html[:_HTML_CHARS]).text or text
 
 

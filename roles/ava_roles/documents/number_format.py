@@ -81,6 +81,7 @@ def plain_number(value: float) -> str:
 
 
 def _show(value: float, code: str, epoch_1904: bool) -> str:
+    """Return a number as a format code shows it. Raises ValueError for a negative date."""
     section, needs_sign = _section(value, code)
     tokens = _tokens(section)
     kinds = {token.kind for token in tokens}
@@ -110,7 +111,9 @@ def _has_number(tokens: Sequence[_Token]) -> bool:
 
 def _section(value: float, code: str) -> tuple[str, bool]:
     """Return the part of a code that is for this number, and whether a minus is to be added."""
-    sections = [match[0] for match in _SECTION.finditer(code) if match[0]] or [GENERAL]
+    sections = [match[0] for match in _SECTION.finditer(code) if match[0]]
+    if not sections:
+        sections = [GENERAL]
     for section in sections[:2]:
         condition = _CONDITION.search(section)
         if condition and _holds(value, condition[1], float(condition[2])):
@@ -156,8 +159,10 @@ def _show_digits(value: Decimal, tokens: Sequence[_Token]) -> str:
 
 
 def _show_general(value: Decimal, tokens: Sequence[_Token]) -> str:
-    is_integer = value % 1 == 0
-    number = plain_number(int(value) if is_integer else float(value))
+    if value % 1 == 0:
+        number = plain_number(int(value))
+    else:
+        number = plain_number(float(value))
     shown: list[str] = []
     for token in tokens:
         if token == _AT or token.kind == "general":
@@ -243,7 +248,8 @@ def _lay_out(tokens: Sequence[_Token], integer: Sequence[int], before: str, poin
     digits: dict[int, str] = {}
     if "," not in before:
         for index in reversed(integer[1:]):
-            before, digits[index] = before[:-1], before[-1:]
+            digits[index] = before[-1:]
+            before = before[:-1]
     if integer:
         digits[integer[0]] = before
 
@@ -278,27 +284,33 @@ def _show_power(value: Decimal, mantissa: Sequence[_Token], power: Sequence[_Tok
 
 def _show_fraction(value: Decimal, tokens: Sequence[_Token]) -> str:
     code = "".join(token.text for token in tokens)
-    above, _, below = code.partition("/")
-    has_integer = re.search(r"[#0?]\s+[#0?]", above) is not None
+    numerator_code, _, denominator_code = code.partition("/")
+    has_integer = re.search(r"[#0?]\s+[#0?]", numerator_code) is not None
     if not has_integer:
-        top, bottom = _nearest_fraction(Fraction(value), below)
-        return f"{top}/{bottom}"
-    integer, rest = divmod(Fraction(value), 1)
-    top, bottom = _nearest_fraction(rest, below)
-    if top == bottom:
-        integer, top = integer + 1, 0
-    if not top:
+        numerator, denominator = _nearest_fraction(Fraction(value), denominator_code)
+        return f"{numerator}/{denominator}"
+    integer, remainder = divmod(Fraction(value), 1)
+    numerator, denominator = _nearest_fraction(remainder, denominator_code)
+    if numerator == denominator:  # rounded up to a whole
+        integer += 1
+        numerator = 0
+    if not numerator:
         return str(integer)
-    return f"{integer} {top}/{bottom}" if integer else f"{top}/{bottom}"
+    if not integer:
+        return f"{numerator}/{denominator}"
+    return f"{integer} {numerator}/{denominator}"
 
 
-def _nearest_fraction(value: Fraction, below: str) -> tuple[int, int]:
-    """Return the two numbers of a fraction; `below` is the code of the lower one: a number, or its digits."""
-    fixed = re.match(r"\s*(\d+)", below)
-    bottom = int(fixed[1]) if fixed else 0
-    if bottom:
-        return round(value * bottom), bottom
-    width = sum(char in "?#0" for char in below)
+def _nearest_fraction(value: Fraction, denominator_code: str) -> tuple[int, int]:
+    """Return the numerator and denominator nearest to a value.
+
+    The code has the denominator itself, as in `# ?/8`, or one sign for each of its digits, as in `# ?/??`.
+    """
+    fixed = re.match(r"\s*(\d+)", denominator_code)
+    if fixed is not None and int(fixed[1]) > 0:
+        denominator = int(fixed[1])
+        return round(value * denominator), denominator
+    width = sum(char in "?#0" for char in denominator_code)
     width = min(max(width, 1), 6)
     nearest = value.limit_denominator(10**width - 1)
     return nearest.numerator, nearest.denominator
@@ -393,16 +405,16 @@ def _show_duration(seconds: float, tokens: Sequence[_Token], places: int) -> str
     seconds = abs(seconds)
     if not places:
         seconds = round(seconds)
-    left = seconds
+    remaining = seconds
     shown: list[str] = []
     for token in tokens:
         letter = token.text[:1].lower()
         if token.kind in ("elapsed", "date") and letter in "hms":
             unit = {"h": 3_600, "m": 60, "s": 1}[letter]
-            number, left = divmod(left, unit)
+            number, remaining = divmod(remaining, unit)
             shown.append(f"{int(number):0{len(token.text)}d}")
         elif token.kind == "fraction":
-            shown.append(f"{left % 1:.{places}f}"[1:])
+            shown.append(f"{remaining % 1:.{places}f}"[1:])
         else:
             shown.append(_literal(token))
     return sign + "".join(shown)

@@ -112,8 +112,10 @@ class OpenLists:
 
     @contextmanager
     def within(self, element: Any) -> Generator[None]:
-        """Open a list."""
-        outer = self.open[-1] if self.open else None
+        """Hold a list open: it continues the counts of an earlier list if the element says so."""
+        outer = None
+        if self.open:
+            outer = self.open[-1]
         style = attribute_of(element, "style-name")
         if outer and not style:
             style = outer.style
@@ -151,7 +153,9 @@ class OpenLists:
         innermost.is_waiting = False
         levels = self._styles.get(innermost.style, {})
         text = _count_item(levels, innermost.counts, innermost.level, innermost.start)
-        return f"{indent}{text} " if text else indent
+        if not text:
+            return indent
+        return f"{indent}{text} "
 
     def label_of_heading(self, outline: int) -> str:
         """Count a heading, and return its number."""

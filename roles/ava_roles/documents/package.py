@@ -160,7 +160,9 @@ class OfficePackage:
         parts = [each.target for each in self.relations("").values() if each.kind == "officeDocument"]
         parts += ["word/document.xml", "ppt/presentation.xml"]
         for part in parts:
-            root = self.root(part) if part.lower() in self._by_lower else None
+            if part.lower() not in self._by_lower:
+                continue
+            root = self.root(part)
             if root is not None and name_of(root) in names:
                 return part, root
         raise ToolFailed("this file has no text of its kind: it is damaged, or has the name of another kind")

@@ -60,7 +60,10 @@ class PartReader(ABC):
 
     def _chart(self, element: Any) -> None:
         lines = self._package.drawn_lines(self._target(element), "c:title")
-        self._name("a chart", lines[0] if lines else "")
+        if lines:
+            self._name("a chart", lines[0])
+        else:
+            self._name("a chart", "")
 
     def _hidden_text(self, of: str) -> list[str]:
         """Return a phrase on hidden words, if there are any."""
@@ -104,8 +107,9 @@ class FlowReader(PartReader):
             text = f"{'#' * heading} {label.lstrip()}{' '.join(text.split())}"
         elif text:
             text = label + text
-        after, self._after = self._after, []
-        for block in (text, *after):
+        blocks = [text, *self._after]
+        self._after = []
+        for block in blocks:
             self._add(block)
 
     def _add(self, block: str) -> None:

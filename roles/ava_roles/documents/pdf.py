@@ -10,7 +10,7 @@ import re
 import time
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -121,24 +121,19 @@ class _Pdf:
 
     def missing(self) -> Iterator[str]:
         """Yield sentences on what is in the file and not in the texts of its pages."""
-        for what, numbers in self.lacks.items():
-            are_several = len(numbers) > 1
-            if what in (_BLANK, _PICTURE, _BROKEN):
-                verb = "are" if are_several else "is"
-            else:
-                verb = "have" if are_several else "has"
-            if are_several and what == _PICTURE:
-                what = "pictures without text"
-            yield f"{page_ranges(numbers)} {verb} {what}"
+        for lack, numbers in self.lacks.items():
+            yield _describe_lack(lack, numbers)
         if self._has_xfa:
             yield "this is an XFA form: what only XFA has, and its pages do not show, is not read"
         if self._has_more_bookmarks:
             yield f"bookmarks after the first {_MOST_BOOKMARKS:,} are not read"
         files = [_line(name) for name in self._attachments()]
         if files:
+            names = ", ".join(files)
             more = self._raw.FPDFDoc_GetAttachmentCount(self._file) - len(files)
-            rest = f" and {more:,} more" if more > 0 else ""
-            yield f"attached files: {', '.join(files)}{rest}"
+            if more > 0:
+                names += f" and {more:,} more"
+            yield f"attached files: {names}"
 
     def _read_bookmarks(self) -> dict[int, list[str]]:
         """Return the titles of the bookmarks by the numbers of their pages."""
@@ -194,8 +189,10 @@ class _Pdf:
 
     def _note_objects(self, page: Any, number: int, text: str) -> None:
         count = self._raw.FPDFPage_CountObjects(page)
-        if not text:
-            self.lacks[_PICTURE if count else _BLANK].append(number)
+        if not text and count:
+            self.lacks[_PICTURE].append(number)
+        elif not text:
+            self.lacks[_BLANK].append(number)
         elif any(self._is_picture(page, index) for index in range(min(count, _MOST_OBJECTS))):
             self.lacks[_PICTURES].append(number)
         unknown = sum(_is_unknown(char) for char in text)
@@ -203,7 +200,10 @@ class _Pdf:
             self.lacks[_LETTERS].append(number)
 
     def _has_long_string(self, text_page: Any, chars: int) -> bool:
-        """Tell whether one piece of a page's text is so long that PDFium may have cut it: two samples are of it."""
+        """Tell whether one piece of a page's text is so long that PDFium may have cut it.
+
+        Samples are taken at half of that length: two of them in the same piece mean that it is that long.
+        """
         last_address = None
         for index in range(0, chars, _LONG_STRING // 2):
             piece = self._raw.FPDFText_GetTextObject(text_page, index)
@@ -268,7 +268,9 @@ class _Pdf:
                 self._note_marks(number)
             return ""
         author = _line(_string(raw.FPDFAnnot_GetStringValue, note, b"T"))
-        return f"[comment by {author}] {text}" if author else f"[comment] {text}"
+        if not author:
+            return f"[comment] {text}"
+        return f"[comment by {author}] {text}"
 
     def _note_marks(self, number: int) -> None:
         if number not in self.lacks[_MARKS]:
@@ -286,8 +288,9 @@ class _Pdf:
             choice = _line(_string(raw.FPDFAnnot_GetFormFieldExportValue, form, note))
             if choice.lower() not in ("", "yes", "on", "off"):
                 name = f"{name} ({choice})"
-            state = "checked" if raw.FPDFAnnot_IsChecked(form, note) else "not checked"
-            return f"[field {name}] {state}"
+            if raw.FPDFAnnot_IsChecked(form, note):
+                return f"[field {name}] checked"
+            return f"[field {name}] not checked"
         if kind == raw.FPDF_FORMFIELD_SIGNATURE:
             return f"[field {name}] a signature, which is not checked"
         value = _line(_string(raw.FPDFAnnot_GetFormFieldValue, form, note))
@@ -323,7 +326,9 @@ class _Pdf:
         bare_address = without_scheme(address)
         if not bare_address or bare_address in "".join(text.split()):
             return ""
-        return f"[link {text!r}] {address}" if text else f"[link] {address}"
+        if not text:
+            return f"[link] {address}"
+        return f"[link {text!r}] {address}"
 
 
 def _is_damaged(data: bytes) -> bool:
@@ -382,6 +387,18 @@ def _line(text: str) -> str:
 
 def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, text.casefold()))
+
+
+def _describe_lack(lack: str, pages: Sequence[int]) -> str:
+    """Return a sentence on what some pages lack, e.g. `pages 2 to 4 are blank, or cannot be decoded`."""
+    are_several = len(pages) > 1
+    if lack in (_BLANK, _PICTURE, _BROKEN):
+        verb = "are" if are_several else "is"
+    else:
+        verb = "have" if are_several else "has"
+    if are_several and lack == _PICTURE:
+        lack = "pictures without text"
+    return f"{page_ranges(pages)} {verb} {lack}"
 
 
 def _is_unknown(char: str) -> bool:

@@ -15,7 +15,10 @@ def object_phrases(objects: Counter[str], most: int) -> list[str]:
     """Return a phrase for each of the first objects, with how often it comes, and one for the others."""
     phrases: list[str] = []
     for name, count in islice(objects.items(), most):
-        phrases.append(name if count == 1 else f"{name}, {count:,} times")
+        if count == 1:
+            phrases.append(name)
+        else:
+            phrases.append(f"{name}, {count:,} times")
     if len(objects) > most:
         phrases.append(f"{len(objects) - most:,} more objects")
     return phrases

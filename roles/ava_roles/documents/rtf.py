@@ -159,8 +159,10 @@ class _Reader(RtfText):
             if text is not None:
                 self._text(text)
             elif word is not None:
-                number = int(number_text) if number_text else None
-                if word == b"bin":
+                number = None
+                if number_text:
+                    number = int(number_text)
+                if word == b"bin":  # that many bytes of a binary object follow
                     position += max(number or 0, 0)
                 else:
                     self._word(word.decode("ascii"), number)
@@ -259,7 +261,7 @@ class _Reader(RtfText):
             self._fields[-1].form[name] = number or 0
 
     def _begin_destination(self, name: str) -> bool:
-        """Enter a group that is more than text; return False if its first word says nothing of the kind."""
+        """Prepare for a group whose first word says that it is not plain text; return False for any other word."""
         if name in _SKIPPED:
             self._state.skips = True
         elif name in self._FLOWS:
@@ -395,18 +397,23 @@ class _Reader(RtfText):
     def _end_field(self) -> None:
         ended = self._fields.pop()
         words = ended.instruction.split()
-        kind = words[0].upper() if words else ""
+        name = ""
+        if words:
+            name = words[0].upper()
         link = _LINK_FIELD.match(ended.instruction)
-        if kind == "FORMCHECKBOX":
-            self._state.flow.line.append("☒" if ended.is_checked() else "☐")
-        elif kind == "FORMDROPDOWN":
+        if name == "FORMCHECKBOX":
+            mark = "☐"
+            if ended.is_checked():
+                mark = "☒"
+            self._state.flow.line.append(mark)
+        elif name == "FORMDROPDOWN":
             self._state.flow.line.append(ended.choice())
         elif link:
             address = link[1] or link[2]
             if address:  # otherwise it leads to a place in the document
                 self._say_address(address[:ADDRESS_CHARS], ended.at)
         elif self._said == ended.said:  # it has no result
-            self._name_field(kind)
+            self._name_field(name)
 
     def _name_field(self, kind: str) -> None:
         if kind and kind not in _NOTHING_SHOWN:
@@ -417,7 +424,10 @@ class _Reader(RtfText):
         line = self._state.flow.line
         words = "".join(line[start:]).strip()
         if words not in (address, address.removeprefix("mailto:"), address.rstrip("/")):
-            line.append(f" ({address})" if words else address)
+            if words:
+                line.append(f" ({address})")
+            else:
+                line.append(address)
 
     # -- properties -------------------------------------------------------------------------------------------
 
@@ -473,7 +483,10 @@ class _Reader(RtfText):
         self._codec = self._state.codec = codec
 
     def _set_page(self, number: int | None) -> None:
-        self._set_codec("utf-8" if number == 65001 else f"cp{number}")
+        if number == 65001:
+            self._set_codec("utf-8")
+        else:
+            self._set_codec(f"cp{number}")
 
     def _set_charset(self, number: int) -> None:
         if number == 2:

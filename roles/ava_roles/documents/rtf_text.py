@@ -127,7 +127,8 @@ class RtfText:
     def _flush_bytes(self) -> None:
         if not self._bytes:
             return
-        written, state = bytes(self._bytes), self._state
+        written = bytes(self._bytes)
+        state = self._state
         self._bytes.clear()
         if state.in_fonts:
             font_name = written.decode("latin-1").strip(" ;")
@@ -212,7 +213,8 @@ class RtfText:
         flow = self._state.flow
         self._end_inner_table(flow)
         text = self._take_paragraph(flow)
-        after, flow.after = flow.after, []
+        after = flow.after
+        flow.after = []
         if len(flow.cells) <= MAX_COLUMNS:
             flow.cells.append("\n".join(filter(None, (*flow.in_cell, text, *after))))
         elif text or after or flow.in_cell:

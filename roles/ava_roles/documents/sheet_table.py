@@ -44,25 +44,28 @@ class SheetTable:
         return self._rows.get(row, {}).get(column, "")
 
     def fill_merged(self, merged: tuple[int, int, int, int], room: int) -> int | None:
-        """Show the text of a cell that spans rows in each of them that has others.
+        """Repeat the text of a merged cell in each row that it spans and that has other cells.
 
-        Returns how many characters that takes; None, and shows it nowhere else, where these are more than `room`.
+        Returns how many characters that adds; None, and changes nothing, if they are more than `room`.
         """
-        left, top, _, bottom = merged
-        text = self.get(top, left)
+        column, top, _, bottom = merged
+        text = self.get(top, column)
         if not text or top == bottom or len(text) > _NOTE_CHARS:
             return 0
-        text = f"{text} (cell {cell_name(top, left)})"
-        near = self._rows if bottom - top > len(self._rows) else range(top + 1, bottom + 1)
+        text = f"{text} (cell {cell_name(top, column)})"
+        spanned: Iterable[int] = range(top + 1, bottom + 1)
+        if bottom - top > len(self._rows):
+            spanned = self._rows
         rows: list[int] = []
         chars = 0
-        for row in near:
-            if top < row <= bottom and row in self._rows and not self.get(row, left):
+        for row in spanned:
+            is_spanned = top < row <= bottom and row in self._rows
+            if is_spanned and not self.get(row, column):
                 rows.append(row)
-                chars += len(text) + text.count("|") + len(" | ") * max(left - self._widths[row], 0)
+                chars += len(text) + text.count("|") + len(" | ") * max(column - self._widths[row], 0)
         if chars > room:
             return None
-        return sum(self.put(row, left, text) for row in rows)
+        return sum(self.put(row, column, text) for row in rows)
 
     def lines(self) -> Iterator[str]:
         if not self._rows:
@@ -143,7 +146,10 @@ def spans_of(rows: Iterable[int]) -> list[str]:
             spans.append([row, row])
     shown: list[str] = []
     for first, last in spans[:MOST_NOTES]:
-        shown.append(str(first) if first == last else f"{first} to {last}")
+        if first == last:
+            shown.append(str(first))
+        else:
+            shown.append(f"{first} to {last}")
     if len(spans) > MOST_NOTES:
         shown.append("and more")
     return shown

@@ -191,16 +191,19 @@ class _Reader(PartReader):
             self._emitted += 1
             self._hidden_words += len(drawn_text(element).split())
             return
-        outer, self._is_title = self._is_title, placeholder in _TITLES
-        self._describe(attribute_of(properties, "descr"), "picture" if kind == "p:pic" else "shape")
+        outer_is_title = self._is_title
+        self._is_title = placeholder in _TITLES
+        is_picture = kind == "p:pic"
+        noun = "picture" if is_picture else "shape"
+        self._describe(attribute_of(properties, "descr"), noun)
         first = len(self._blocks)
         self._numbers.clear()
         self._inside(element)
         lines = self._blocks[first:]
         if kind == "p:sp" and len(lines) > 1:  # the lines of one shape belong together
             self._blocks[first:] = ["\n".join(lines)]
-        self._is_title = outer
-        if kind == "p:pic":
+        self._is_title = outer_is_title
+        if is_picture:
             self._emitted += 1
             self._pictures += 1
 
@@ -239,15 +242,18 @@ class _Reader(PartReader):
 
     def _number(self, level: int, numbers: Any) -> str:
         """Count an item of a level, and return its number as the scheme `numbers` writes it."""
-        kind = attribute_of(numbers, "type")
-        last_kind, count = self._numbers.get(level, ("", 0))
-        count = count + 1 if last_kind == kind else number_of(numbers, "startAt", 1)
-        self._numbers[level] = kind, count
+        scheme = attribute_of(numbers, "type")
+        last_scheme, count = self._numbers.get(level, ("", 0))
+        if scheme == last_scheme:
+            count += 1
+        else:
+            count = number_of(numbers, "startAt", 1)
+        self._numbers[level] = scheme, count
         for ending, (before, after) in _ENDS.items():
-            if kind.endswith(ending):
-                numeral = NUMERALS[_NUMBERS.get(kind.removesuffix(ending), "decimal")]
+            if scheme.endswith(ending):
+                numeral = NUMERALS[_NUMBERS.get(scheme.removesuffix(ending), "decimal")]
                 return f"{before}{numeral(count)}{after}"
-        return NUMERALS[_NUMBERS.get(kind, "decimal")](count)
+        return NUMERALS[_NUMBERS.get(scheme, "decimal")](count)
 
     def _run(self, element: Any) -> None:
         self._inside(element)

@@ -219,7 +219,10 @@ class _Reader(FlowReader):
             self._hidden_words += len(text.split())
         elif not self._instructions:
             self._said += 1
-            self._line.append(with_symbols(text, self._font) if self._font else text)
+            if self._font:
+                self._line.append(with_symbols(text, self._font))
+            else:
+                self._line.append(text)
 
     def _inside_brackets(self, element: Any, before: str, after: str) -> None:
         start, emitted = len(self._line), self._emitted
@@ -339,7 +342,10 @@ class _Reader(FlowReader):
         """Add the address of a link whose words begin at `start`, unless they are the address."""
         words = "".join(self._line[start : start + _LINK_PIECES]).strip()
         if words not in (address, address.removeprefix("mailto:"), address.removesuffix("/")):
-            self._say(f" ({address[:ADDRESS_CHARS]})" if words else address[:ADDRESS_CHARS])
+            if words:
+                self._say(f" ({address[:ADDRESS_CHARS]})")
+            else:
+                self._say(address[:ADDRESS_CHARS])
 
     def _field_mark(self, element: Any) -> None:
         kind = value_of(element, "fldCharType")
@@ -378,17 +384,19 @@ class _Reader(FlowReader):
         self._inside(element)
         self._end_field(simple)
 
-    def _end_field(self, of: _Field) -> None:
-        instruction = "".join(of.instruction)
+    def _end_field(self, field: _Field) -> None:
+        instruction = "".join(field.instruction)
         words = instruction.split()
-        kind = words[0].upper() if words else ""
-        address = _LINK_FIELD.match(instruction)
-        if address:
-            self._say_address(address[1] or address[2], self._result_start(of))
-        elif kind == "MACROBUTTON":
+        name = ""
+        if words:
+            name = words[0].upper()
+        link = _LINK_FIELD.match(instruction)
+        if link:
+            self._say_address(link[1] or link[2], self._result_start(field))
+        elif name == "MACROBUTTON":
             self._say(" ".join(words[2:]))
-        elif not self._instructions and not self._has_value(of):
-            self._name_field(kind)
+        elif not self._instructions and not self._has_value(field):
+            self._name_field(name)
 
     def _name_field(self, kind: str) -> None:
         if kind and kind not in _NOTHING_SHOWN:
@@ -411,7 +419,10 @@ class _Reader(FlowReader):
             state = child(box, "w:checked")
             if state is None:
                 state = child(box, "w:default")
-            self._say("☒" if is_on(state) else "☐")
+            if is_on(state):
+                self._say("☒")
+            else:
+                self._say("☐")
         elif choices is not None:
             self._say(_chosen_entry(choices))
 

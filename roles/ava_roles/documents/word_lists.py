@@ -67,6 +67,7 @@ class Styles:
         return self._styles[style_id]
 
     def _read(self, style_id: str) -> Style:
+        """Return a style with what it inherits from the styles that it is based on; keep each of them."""
         chain: list[str] = []
         base: str | None = style_id
         while base in self._elements and len(chain) < _MAX_BASES:

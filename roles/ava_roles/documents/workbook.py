@@ -46,7 +46,7 @@ def read_xlsx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
     with open_office_file(data, "workbook", ".xlsx") as archive:
         if "xl/workbook.bin" in archive.namelist():
             raise ToolFailed("this workbook cannot be read: it is in a binary format; ask for a copy saved as .xlsx")
-    with warnings.catch_warnings():  # they are about what openpyxl could not write again
+    with warnings.catch_warnings():  # openpyxl warns of what it could not write again, which nobody asks it to do
         warnings.simplefilter("ignore")
         reader = _reader(data)
         reader.read()
@@ -89,11 +89,12 @@ class _Book:
                 self._missing.append(f"{len(sheets) - number:,} more sheets, which are not read: {titles}")
                 unread = True
                 break
-            suffix = "" if sheet.state == "visible" else " (hidden)"
-            place = f"sheet {sheet.title}{suffix}"
+            heading = f"sheet {sheet.title}"
+            if sheet.state != "visible":
+                heading += " (hidden)"
             text, is_complete = self._sheet_text(sheet)
-            parts.append(Part(place, text))
-            self._room.tables -= len(place) + len("[]\n\n\n")
+            parts.append(Part(heading, text))
+            self._room.tables -= len(heading) + len("[]\n\n\n")
             if not is_complete:
                 unread = True
         names = self._defined_names()
@@ -162,6 +163,7 @@ class _Book:
         return True
 
     def _show_cell(self, cell: dict[str, Any]) -> str:
+        """Return a cell's value as the workbook shows it, in one line; dates without a time as YYYY-MM-DD."""
         value = cell["value"]
         if value is None:
             return ""
@@ -197,7 +199,10 @@ class _Book:
     # -- what is beside the cells -------------------------------------------------------------------------------------
 
     def _read_beside(self, sheet: _Sheet) -> _Beside:
-        """Return what the other parts of a sheet have: comments, text boxes, and what can only be named."""
+        """Return a sheet's comments, links and text boxes, which other parts of the file have.
+
+        Pictures, charts, embedded files and form controls are only counted, in a phrase of `self._missing`.
+        """
         relationship: Any = import_module("openpyxl.packaging.relationship")
         names = set(self._archive.namelist())
         path = relationship.get_rels_path(sheet.path)
@@ -222,24 +227,28 @@ class _Book:
         if unread:
             phrases: list[str] = []
             for noun, count in unread.items():
-                phrases.append(f"{count} {noun}" if count == 1 else f"{count} {noun}s")
+                plural = "" if count == 1 else "s"
+                phrases.append(f"{count} {noun}{plural}")
             verb = "is" if unread.total() == 1 else "are"
             self._missing.append(f"sheet {sheet.title} has {' and '.join(phrases)}, which {verb} not read")
         return beside
 
     def _comments(self, part: str, title: str) -> Iterator[tuple[str, str]]:
+        """Yield the cell and the text of each comment in a part of the file."""
         sheets: Any = import_module("openpyxl.comments.comment_sheet")
         parsed: Any = sheets.CommentSheet.from_tree(self._xml(part))
-        for number, (place, comment) in enumerate(parsed.comments):
+        for number, (cell, comment) in enumerate(parsed.comments):
             if number == MOST_NOTES * 10 or self._room.spent:
                 self._missing.append(f"more than {number:,} comments in sheet {title}")
                 return
             author = one_line(str(comment.author or ""))
-            heading = "comment" if author.lower() in ("", "none") else f"comment by {author}"
+            heading = "comment"
+            if author.lower() not in ("", "none"):
+                heading = f"comment by {author}"
             text = one_line(str(comment.text or "").removeprefix(f"{comment.author}:"))
             shown = f"[{heading}: {text}]"
             self._room.tables -= len(shown) + len("; at XFD1048576\n")
-            yield place, shown
+            yield cell, shown
 
     def _read_drawing(self, part: str, beside: _Beside, unread: Counter[str]) -> None:
         tree = self._xml(part)
@@ -382,7 +391,10 @@ def _describe_hidden(parser: Any) -> Iterator[str]:
             continue
         first = column_letters(int(size["min"]))
         last = column_letters(min(int(size.get("max", size["min"])), LAST_COLUMN))
-        spans.append(first if first == last else f"{first} to {last}")
+        if first == last:
+            spans.append(first)
+        else:
+            spans.append(f"{first} to {last}")
     if len(spans) > MOST_NOTES:
         spans[MOST_NOTES:] = ["and more"]
     if spans:

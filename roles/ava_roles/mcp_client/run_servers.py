@@ -190,7 +190,10 @@ class RunMcpServers:
                     server.scope.cancel()
 
     async def _ensure_started(self, name: str) -> _StartedServer:
-        """Return a running server; start it, or start it again if it has ended, a few times."""
+        """Return a running server; start it if it does not run.
+
+        After `MAX_STARTS` starts it returns a server with a `fault`. Raises ToolFailed if the run has ended.
+        """
         async with self._locks[name]:
             started = self._running.get(name)
             if started is not None and started.is_alive:
@@ -198,7 +201,9 @@ class RunMcpServers:
             if self._ended or self._tasks is None:
                 raise ToolFailed(f"The MCP server {name} is ended with its run.")
             if self._starts.get(name, 0) >= MAX_STARTS:
-                why = started.fault if started is not None and started.fault else f"has ended {MAX_STARTS} times"
+                why = f"has ended {MAX_STARTS} times"
+                if started is not None and started.fault:
+                    why = started.fault
                 return _StartedServer(fault=f"{why}, and is not started again")
             if started is not None:
                 started.leave.set()

@@ -378,7 +378,9 @@ class Searxng(Engine):
             if isinstance(each, list) and each:
                 name_and_reason = cast("list[object]", each)[:2]
                 silent.append(": ".join(plain(part, 40) for part in name_and_reason))
-        return f"engines that did not answer: {list_names(silent, _SHOWN_FAULTS)}" if silent else ""
+        if not silent:
+            return ""
+        return f"engines that did not answer: {list_names(silent, _SHOWN_FAULTS)}"
 
     def fault(self, reply: SearchReply, code: str) -> str | None:
         """Without keys, a 403 is about the format."""

@@ -310,7 +310,10 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
                     raise self._refused(_LOGIN)
                 return response
         except httpx2.ProxyError as error:
-            raise self._refused(int(str(error)[:3])) if str(error)[:3].isdigit() else error from None
+            status = str(error)[:3]
+            if status.isdigit():
+                raise self._refused(int(status)) from None
+            raise error from None
         except httpx2.TransportError as error:
             if not progress.opening or "certificate verify failed" in str(error):
                 raise
@@ -326,10 +329,14 @@ class ProxiedTransport(httpx2.AsyncHTTPTransport):
     def _refused(self, code: int) -> httpx2.ProxyError:
         """Return the error for a status of the proxy. Its own text is not repeated: it may quote the request."""
         if code == _LOGIN:
-            wants = "refused the user and the password" if self._logs_in else "asks for a user and a password"
-            return ProxyRefused(f"the proxy {self._place} {wants} (HTTP {code})", self._variable)
-        phrase = f" {HTTPStatus(code).phrase}" if code in set(HTTPStatus) else ""
-        why = f"the proxy {self._place} did not let us through (HTTP {code}{phrase})"
+            answer = "asks for a user and a password"
+            if self._logs_in:
+                answer = "refused the user and the password"
+            return ProxyRefused(f"the proxy {self._place} {answer} (HTTP {code})", self._variable)
+        status = f"HTTP {code}"
+        if code in set(HTTPStatus):
+            status += f" {HTTPStatus(code).phrase}"
+        why = f"the proxy {self._place} did not let us through ({status})"
         if 400 <= code < 500 and code not in _TEMPORARY:
             return ProxyRefused(why, self._variable)
         return httpx2.ProxyError(why)

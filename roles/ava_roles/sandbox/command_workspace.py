@@ -359,17 +359,19 @@ class CopiedWorkspace:
     def _notes(
         self, project: Path, report: CopyReport, dependencies: Sequence[str], tools: Toolchains, scratch: PurePosixPath
     ) -> str:
-        place = shown(str(project))
+        folder = shown(str(project))
         if report.whole:
-            of = "of the checkout, without what git ignores and without .git" if report.git else "of the folder"
+            source = "the folder"
+            if report.git:
+                source = "the checkout, without what git ignores and without .git"
             notes = [
-                f"it works in a fresh copy of {place}: {report.files:,} files {of}",
+                f"it works in a fresh copy of {folder}: {report.files:,} files of {source}",
                 "what it changes is thrown away",
             ]
         else:
-            what = f"more than {FOLDER_FILES:,} files or {FOLDER_BYTES // 1_000_000} MB"
+            size = f"more than {FOLDER_FILES:,} files or {FOLDER_BYTES // 1_000_000} MB"
             notes = [
-                f"it works in {place} itself, which is too large to be copied ({what}): nothing can be written",
+                f"it works in {folder} itself, which is too large to be copied ({size}): nothing can be written",
                 f"write to {scratch} instead",
             ]
         notes += read_only_note(dependencies)
@@ -404,23 +406,24 @@ def _paths_to_cover(project: Path, hidden: Sequence[str]) -> list[Path]:
 
 
 def _paths_with_names(folder: Path, names: frozenset[str], check: Callable[[], None]) -> list[str]:
-    """Return the paths of everything in a folder that has one of these names, links included, but not what is in it.
+    """Return the paths of all files, folders and links in a folder that have one of these names, in any case.
 
-    A name may have the name of its folder before it, as in `.github/instructions`.
+    A name may have the name of its folder before it, as in `.github/instructions`. A folder that is returned is not
+    searched.
     """
     paths: list[str] = []
     for here, folders, files in os.walk(folder):
         check()
-        place = Path(here).relative_to(folder)
-        above = Path(here).name.casefold()
+        relative = Path(here).relative_to(folder)
+        folder_name = Path(here).name.casefold()
         others: set[str] = set()
         for name in (*folders, *files):
             own_name = name.casefold()
-            if names.isdisjoint((own_name, f"{above}/{own_name}")):
+            if names.isdisjoint((own_name, f"{folder_name}/{own_name}")):
                 others.add(name)
             else:
-                paths.append((place / name).as_posix())
-        folders[:] = [name for name in folders if name in others]
+                paths.append((relative / name).as_posix())
+        folders[:] = [name for name in folders if name in others]  # os.walk enters only these
     return paths
 
 

@@ -176,12 +176,15 @@ class Root:
         folder with everything in it. With `links`, links are yielded too. Raises AccessRefused, ToolFailed: for `rel`.
         """
         start = self.parts(rel)
-        pending = [self._entry(start)] if start else [FolderEntry("", "folder", 0)]
+        first = FolderEntry("", "folder", 0)
+        if start:
+            first = self._entry(start)
         yielded_kinds = ("file", "link") if links else ("file",)
-        seen = 0
-        while pending and seen < limit:
+        pending = [first]
+        visited = 0
+        while pending and visited < limit:
             entry = pending.pop()
-            seen += 1
+            visited += 1
             if entry.kind in yielded_kinds:
                 yield entry
             elif entry.kind == "folder":
@@ -214,11 +217,11 @@ class Root:
                 text = PurePath(text).relative_to(self.path).as_posix()
             except ValueError:
                 raise _outside(rel) from None
-        parts = [part for part in text.split("/") if part not in ("", ".")]
+        names = [name for name in text.split("/") if name not in ("", ".")]
         has_drive = os.name == "nt" and ":" in text
-        if ".." in parts or text.startswith("/") or has_drive:
+        if ".." in names or text.startswith("/") or has_drive:
             raise _outside(rel)
-        return parts
+        return names
 
     def find(self, rel: str) -> str:
         """Return the path that a name means: itself, else the only one that is `shown` like it, in NFC or NFD.
@@ -326,11 +329,11 @@ def _tool_error(error: OSError, parts: Sequence[str], *, folder: bool = False) -
     """Return the error for a model: what a system error means for a path, and what to do."""
     name = shown("/".join(parts)) or "the workspace"
     if error.errno == errno.ENOENT:
-        above = shown("/".join(parts[:-1])) or "."
-        return NotThere(f"{name} does not exist; list its folder with read_file on {above!r}")
+        folder_name = shown("/".join(parts[:-1])) or "."
+        return NotThere(f"{name} does not exist; list its folder with read_file on {folder_name!r}")
     if error.errno == errno.ENOTDIR and folder:
         return ToolFailed(f"{name} is not a folder, or leads through a link; read it as a file")
     if error.errno in _ERRORS:
-        kind, text = _ERRORS[error.errno]
-        return kind(f"{name} {text}")
+        error_class, text = _ERRORS[error.errno]
+        return error_class(f"{name} {text}")
     return ToolFailed(f"{name} could not be used: {error.strerror or error}; choose another file")

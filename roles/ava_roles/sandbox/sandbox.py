@@ -146,7 +146,10 @@ _REQUIRED = ("SYSTEMROOT",)
 
 
 def child_environment(run_id: str, variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the whole environment of a child of a run (`unnamed` without an id), which `variables` do not override."""
+    """Return the whole environment of a child process: what the system requires, `variables`, and the run's id.
+
+    `variables` cannot override the id; without one it is `unnamed`.
+    """
     required = {name: os.environ[name] for name in _REQUIRED if name in os.environ}
     return {**required, **(variables or {}), RUN_ID: run_id or "unnamed"}
 

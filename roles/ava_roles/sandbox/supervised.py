@@ -65,13 +65,18 @@ class SupervisedSandbox:
             tasks.start_soon(output.drain, running.stdout, command.heard)
             await running.report.wait()
             tasks.cancel_scope.deadline = anyio.current_time() + REST_S
-        how, _, rest = running.report.text.partition(" ")
+        ending, _, detail = running.report.text.partition(" ")
         text, dropped = output.text()
-        if how in get_args(Ended):
-            code = int(rest) if rest else None
-            return Finished(code, text, dropped, cast("Ended", how), time.monotonic() - began)
-        quoted = f" ({text.strip()[:300]})" if text.strip() else ""
-        raise ToolFailed(f"the command could not be run: {rest or 'its supervisor was ended from outside'}{quoted}")
+        if ending in get_args(Ended):
+            code = None
+            if detail:
+                code = int(detail)
+            return Finished(code, text, dropped, cast("Ended", ending), time.monotonic() - began)
+        why = detail or "its supervisor was ended from outside"
+        beginning = text.strip()[:300]
+        if beginning:
+            why += f" ({beginning})"
+        raise ToolFailed(f"the command could not be run: {why}")
 
     @asynccontextmanager
     async def start(self, command: Command) -> AsyncGenerator[Pipes]:
@@ -102,7 +107,8 @@ class SupervisedSandbox:
                 stdout, stdout_at = _pipe(PipeReader, ours, theirs)
                 stderr, stderr_at = _pipe(PipeReader, ours, theirs)
                 if not command.stdin:  # programs such as rg would read a pipe
-                    stdin_at, stderr_at = os.open(os.devnull, os.O_RDONLY), stdout_at
+                    stdin_at = os.open(os.devnull, os.O_RDONLY)
+                    stderr_at = stdout_at
                     theirs.callback(os.close, stdin_at)
                 descriptors = (spec_at, server_at, report_at, stdin_at, stdout_at, stderr_at)
                 try:

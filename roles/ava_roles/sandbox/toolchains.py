@@ -178,7 +178,10 @@ class _Search:
                 continue
             self.toolchains.shown[folder] = folder.resolve()
             programs = folder / "bin"
-            self.toolchains.path.append(str(programs if programs.is_dir() else folder))
+            if programs.is_dir():
+                self.toolchains.path.append(str(programs))
+            else:
+                self.toolchains.path.append(str(folder))
 
     # -- one kind of toolchain each -----------------------------------------------------------------------------------
 

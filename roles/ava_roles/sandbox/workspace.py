@@ -223,9 +223,9 @@ class WorkspaceRule:
             if self.look.is_within(folder, (system,)):
                 return f"{system}, a system folder"
         upwards = _upwards(str(folder))
-        for place, above in enumerate(upwards[1:], 1):
-            if self.leads_home(upwards[place:]) and not _is_own(Path(above)):
-                return f"{above}, another user's home"
+        for index, parent in enumerate(upwards[1:], 1):
+            if self.leads_home(upwards[index:]) and not _is_own(Path(parent)):
+                return f"{parent}, another user's home"
         return None
 
     def _open_folders(self, allow: Sequence[Path]) -> list[str]:

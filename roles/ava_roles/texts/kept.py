@@ -35,20 +35,25 @@ class KeptTexts:
         self._said = False
 
     async def use(self, work: Callable[[TextStore], Awaitable[_Result]]) -> _Result:
-        """Return what `work` makes with the store: with a new one if it is damaged, else with one in memory."""
-        usable = True
+        """Do `work` with the store, and return its result.
+
+        If the store is damaged, the work is done again with a new one; if there is none, with a store in memory.
+        """
+        is_usable = True
         for _try in range(2):
-            store = await run_sync(self._opened_or_none) if usable else None
+            store = None
+            if is_usable:
+                store = await run_sync(self._opened_or_none)
             if store is not None:
                 try:
                     return await work(store)
                 except* sqlite3.Error as errors:
-                    usable = await run_sync(self._made_anew, store, _first_of(errors))
-        passing = TextStore(None, PASSING_BYTES)
+                    is_usable = await run_sync(self._made_anew, store, _first_of(errors))
+        in_memory = TextStore(None, PASSING_BYTES)
         try:
-            return await work(passing)
+            return await work(in_memory)
         finally:
-            passing.close()
+            in_memory.close()
 
     def _opened_or_none(self) -> TextStore | None:
         with self._lock:

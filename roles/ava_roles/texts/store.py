@@ -202,7 +202,10 @@ class TextStore:
         missing: str = "",
         unread: str = "",
     ) -> KeptText | None:
-        """Keep a text with its passages and their words; None: there is no room. The sentences: see `KeptText`."""
+        """Keep a text with its passages and their words; return the earlier one if its digest is known.
+
+        Returns None if there is no room. `failed`, `missing` and `unread` are as in `KeptText`.
+        """
         now = time.time_ns() // 1000
         length = sum(passage_length(each.text) for each in passages)
         packed = zlib.compress(body, 1)
@@ -255,16 +258,21 @@ class TextStore:
         self._ended[digest] = (time.monotonic() + ENDED_S, why)
 
     def _make_room(self, db: sqlite3.Connection, size: int, now_us: int) -> bool:
-        """Remove what was used least recently until so many bytes fit; nothing if what may be in use is too much."""
-        over = db.execute("SELECT bytes FROM total").fetchone()[0] + size - self._most_bytes
+        """Remove the least recently used texts until `size` bytes fit.
+
+        Returns False, and removes nothing, if texts that may be in use leave too little room.
+        """
+        total_bytes = db.execute("SELECT bytes FROM total").fetchone()[0]
+        bytes_over = total_bytes + size - self._most_bytes
         oldest: list[int] = []
         unused = db.execute(_UNUSED, (now_us - 2 * _USED_US,))
-        while over > 0:
+        while bytes_over > 0:
             row = unused.fetchone()
             if row is None:
                 return False
-            oldest.append(row[0])
-            over -= row[1]
+            text_id, text_bytes = row
+            oldest.append(text_id)
+            bytes_over -= text_bytes
         unused.close()
         self._remove(db, oldest)
         return True
@@ -433,9 +441,9 @@ class TextStore:
             db.execute("DELETE FROM texts WHERE id = ?", (text,))
 
     def _scrub(self) -> None:
-        """Overwrite what was removed: the index has it until its parts are merged, and the log until it is emptied.
+        """Erase removed texts from the file itself: merge the index, free pages, and empty the write-ahead log.
 
-        In steps, so that others can write between two.
+        It works in steps, so that others can write in between.
         """
         pages = -_STEP_PAGES  # of all parts, which further steps go on with
         done = 2

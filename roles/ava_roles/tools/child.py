@@ -62,7 +62,10 @@ def hide(text: str) -> str:
 
 
 def limit_lifetime(seconds: int, parent: int | None = None) -> None:
-    """End this process with its parent (the server, if none is given), and after some seconds; 0 for no time limit."""
+    """Have the system end this process after `seconds` (0: no limit), and when its parent ends.
+
+    The parent is the server whose process id is the second argument of the command line, unless it is given.
+    """
     try:
         end_within(seconds)
     except NotOnThisSystem:  # a C thread of Python's, which does not need the lock that a library in C holds

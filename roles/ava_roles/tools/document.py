@@ -136,7 +136,9 @@ class Document:
         if decoded.replaced:
             raise NotEditable(f"it is not valid {decoded.encoding}")
         text = decoded.text
-        ends = tuple(_LINE_END.findall(text)) if "\r" in text else ("\n",) * text.count("\n")
+        ends = ("\n",) * text.count("\n")
+        if "\r" in text:
+            ends = tuple(_LINE_END.findall(text))
         document = cls(normalize_line_ends(text), ends, decoded.mark, decoded.codec, decoded.guessed)
         try:
             exact = document.data() == data
@@ -179,26 +181,31 @@ class Document:
         It keeps its own line ends if it has any but `\n`. Where the other has several kinds, the lines before and after
         the difference keep theirs, and the lines between take those that they replace, one by one, while there are any.
         """
-        ends = self._ends_like(other) if set(self.ends) == {"\n"} else self.ends
-        # A mark of our own stays only where the other is UTF-8 too.
-        mark = other.mark or (self.mark if other.codec == "utf-8" else b"")
+        ends = self.ends
+        if set(ends) == {"\n"}:
+            ends = self._ends_like(other)
+        mark = other.mark
+        if not mark and other.codec == "utf-8":  # in another encoding, a mark of our own would be wrong
+            mark = self.mark
         return replace(self, ends=ends, mark=mark, codec=other.codec, guessed=other.guessed)
 
     def _ends_like(self, other: Document) -> tuple[str, ...]:
-        kinds = Counter(other.ends)
+        """Return a line end for each line: those of `other` before, in and after the lines that differ."""
+        counts = Counter(other.ends)
         usual = "\n"
-        if kinds and kinds["\n"] < max(kinds.values()):
-            usual = kinds.most_common(1)[0][0]
+        if counts and counts["\n"] < max(counts.values()):
+            usual = counts.most_common(1)[0][0]
         lines = self.text.split("\n")
-        others = other.text.split("\n")
-        most = min(len(self.ends), len(other.ends))
-        before = _count_equal(lines[:most], others[:most])
-        after = max(0, _count_equal(lines[:0:-1], others[:0:-1]) - 1)  # the last line has no end
-        after = min(after, most - before)
-        between = len(self.ends) - before - after
-        changed = other.ends[before : len(other.ends) - after][:between]
-        changed += (usual,) * (between - len(changed))
-        return other.ends[:before] + changed + other.ends[len(other.ends) - after :]
+        other_lines = other.text.split("\n")
+        shorter = min(len(self.ends), len(other.ends))
+        equal_before = _count_equal(lines[:shorter], other_lines[:shorter])
+        equal_after = max(0, _count_equal(lines[:0:-1], other_lines[:0:-1]) - 1)  # the last line has no end
+        equal_after = min(equal_after, shorter - equal_before)
+        changed_count = len(self.ends) - equal_before - equal_after
+        after_start = len(other.ends) - equal_after
+        changed = other.ends[equal_before:after_start][:changed_count]
+        changed += (usual,) * (changed_count - len(changed))
+        return other.ends[:equal_before] + changed + other.ends[after_start:]
 
     def places(self, old: str) -> list[int]:
         """Return the offsets of a text, overlapping ones included; at most `MAX_PLACES`."""

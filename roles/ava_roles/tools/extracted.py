@@ -55,17 +55,24 @@ FORMATS = (
 
 
 def format_of(name: str, data: bytes = b"") -> Format | None:
-    """Return the kind of a document, by the first bytes of a PDF or by the name of its file; None: it is none."""
+    """Return the format of a document; None if a file is not a document.
+
+    The first bytes tell a PDF, whatever its name; the suffix of the name tells the others. Without `data`, only the
+    name counts.
+    """
     if is_pdf(data):
         return PDF
     suffix = PurePosixPath(name).suffix.lower()
-    is_old = data.startswith(OLE_MAGIC)
-    for kind in FORMATS:
-        if is_old and suffix in kind.old:
-            return kind
-        if suffix in kind.suffixes:
-            is_no_pdf = kind is PDF and bool(data) and not is_old
-            return None if is_no_pdf else kind
+    is_old_office = data.startswith(OLE_MAGIC)
+    for file_format in FORMATS:
+        if is_old_office and suffix in file_format.old:
+            return file_format
+        if suffix not in file_format.suffixes:
+            continue
+        is_only_named_pdf = file_format is PDF and data != b"" and not is_old_office
+        if is_only_named_pdf:
+            return None
+        return file_format
     return None
 
 
@@ -142,12 +149,20 @@ class Extracted:
             if size_of(pages) > wanted.max_chars:
                 break
             pages.append(part)
-        before = self.parts[first - 1].text if 0 < first <= len(self.parts) else ""
+        before = ""
+        if 0 < first <= len(self.parts):
+            before = self.parts[first - 1].text
         return replace(self, parts=tuple(pages), before=before, unread=False)
 
     def text(self) -> str:
         """Return all parts as one text, each below its place."""
-        return "\n\n".join(f"[{part.place}]\n{part.text}" if part.place else part.text for part in self.parts)
+        blocks: list[str] = []
+        for part in self.parts:
+            if part.place:
+                blocks.append(f"[{part.place}]\n{part.text}")
+            else:
+                blocks.append(part.text)
+        return "\n\n".join(blocks)
 
     def hidden(self, hide: Callable[[str], str]) -> list[Part]:
         """Return the parts with their secrets hidden, even one that continues on the next page.
@@ -175,16 +190,22 @@ _SEPARATOR = re.compile(r"(?<!\\)\|")
 
 
 def row_places(place: str, pieces: Iterable[str]) -> Iterator[str]:
-    """Yield the place of each piece of a part's text, in their order: of a sheet with its rows, as tables number them.
+    """Yield where each piece of a part's text is; for a sheet with its rows, e.g. `sheet Plan, rows 12 to 18`.
 
-    E.g. `sheet Plan, rows 12 to 18`. A row of several pieces is named with each of them.
+    Rows have the numbers that the table shows. A piece without a number goes on with the last row of the piece before.
     """
+    is_sheet = place.startswith("sheet ")
     last = ""
     for piece in pieces:
-        rows: list[str] = _ROW.findall(piece) if place.startswith("sheet ") else []
-        if rows or piece.lstrip().startswith(("[", "(")):
-            last = rows[-1] if rows else ""
-        first = rows[0] if rows else last
+        rows: list[str] = []
+        if is_sheet:
+            rows = _ROW.findall(piece)
+        first = last
+        if rows:
+            first = rows[0]
+            last = rows[-1]
+        elif piece.lstrip().startswith(("[", "(")):  # a note, which belongs to no row
+            first = last = ""
         if not first:
             yield place
         elif first == last:
@@ -229,9 +250,14 @@ def page_ranges(numbers: Sequence[int]) -> str:
         else:
             starts.append(number)
             ends.append(number)
-    ranges = [str(start) if start == end else f"{start} to {end}" for start, end in zip(starts, ends, strict=True)]
+    ranges: list[str] = []
+    for start, end in zip(starts, ends, strict=True):
+        if start == end:
+            ranges.append(str(start))
+        else:
+            ranges.append(f"{start} to {end}")
     if len(ranges) > _MOST_RANGES:
         more = len(ranges) - _MOST_RANGES
         ranges[_MOST_RANGES:] = [f"and {more:,} more"]
-    word = "pages" if len(numbers) > 1 else "page"
-    return f"{word} {', '.join(ranges)}"
+    noun = "pages" if len(numbers) > 1 else "page"
+    return f"{noun} {', '.join(ranges)}"

@@ -239,16 +239,20 @@ _KIND_WORDS = {"folder": "/", "link": "  (link, not followed)", "other": "  (not
 
 
 def _list_folder(name: str, entries: list[FolderEntry], args: ReadFileArgs) -> ToolOutput:
-    first = args.offset - 1
-    most = min(args.limit or _LISTED_ENTRIES, _LISTED_ENTRIES)
-    part = entries[first : first + most]
-    lines = [f"{shown(name) or '.'} (folder): {len(entries):,} entries", ""]
-    for entry in part:
-        what = _KIND_WORDS.get(entry.kind) or f"  {entry.size:,} bytes"
-        lines.append(f"{shown(entry.name)}{what}")
-    if first + len(part) < len(entries):
-        lines.append(f"\n[goes on: offset {first + len(part) + 1}]")
-    return ToolOutput("\n".join(lines), count=len(part), sources=(Source(name or "."),))
+    limit = _LISTED_ENTRIES
+    if args.limit:
+        limit = min(args.limit, _LISTED_ENTRIES)
+    start = args.offset - 1
+    listed = entries[start : start + limit]
+    end = start + len(listed)
+    folder = name or "."
+    lines = [f"{shown(folder)} (folder): {len(entries):,} entries", ""]
+    for entry in listed:
+        suffix = _KIND_WORDS.get(entry.kind) or f"  {entry.size:,} bytes"
+        lines.append(f"{shown(entry.name)}{suffix}")
+    if end < len(entries):
+        lines.append(f"\n[goes on: offset {end + 1}]")
+    return ToolOutput("\n".join(lines), count=len(listed), sources=(Source(folder),))
 
 
 _MAX_FILES = 200
@@ -483,9 +487,9 @@ _NOT_UTF8 = "Not in UTF-8"
 
 
 def _list_files(heading: str, sentences: Mapping[str, str]) -> str:
-    """Return a heading, and a line for each file of which there is something to say; at most five, then how many more.
+    """Return a heading and a line for each file with a sentence, at most five, then how many more there are.
 
-    `sentences`: what there is to say, by the file's path; an empty one is left out.
+    `sentences` has them by path; files with an empty one are left out. Without any sentence the text is empty.
     """
     lines = [f"\n- {shown(path)}: {sentence}" for path, sentence in sentences.items() if sentence]
     if not lines:
@@ -501,9 +505,9 @@ def _list_files(heading: str, sentences: Mapping[str, str]) -> str:
 
 
 def _describe_unread(texts: FolderTexts) -> str:
-    """Say what was not read and might have the answer; empty if everything with text for anybody was read.
+    """Say which files were not read although they might have the answer; empty if there are none.
 
-    A picture or a program has no such text.
+    Pictures and programs do not count: they have no text.
     """
     if texts.is_whole:
         return ""
@@ -513,9 +517,11 @@ def _describe_unread(texts: FolderTexts) -> str:
         reasons_by_path[path] = f"{end} not read"
     if reasons_by_path:
         path, reason = next(iter(reasons_by_path.items()))
+        example = f"{shown(path)}: {reason}"
         others = len(reasons_by_path) - 1
-        more = f", and {others:,} more" if others else ""
-        sentences.append(f"{shown(path)}: {reason}{more}.")
+        if others:
+            example += f", and {others:,} more"
+        sentences.append(f"{example}.")
     return " ".join(sentences)
 
 

@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 from ava_roles.encodings import Decoded, decode
@@ -68,9 +69,11 @@ def search(
     `check` is called for each file; it raises to stop.
     """
     matching = _matcher(query)
-    wanted_names = patterns(unicodedata.normalize("NFC", query.glob)) if query.glob else None
-    if query.glob and wanted_names is None:
-        raise ToolFailed(f"glob {query.glob!r} is not a pattern; give one such as *.py or src/**/*.ts")
+    wanted_names = None
+    if query.glob:
+        wanted_names = patterns(unicodedata.normalize("NFC", query.glob))
+        if wanted_names is None:
+            raise ToolFailed(f"glob {query.glob!r} is not a pattern; give one such as *.py or src/**/*.ts")
     walk_filter = WalkFilter(root, check)
     result = GrepResult()
     for entry in root.walk(root.find(query.path), limit=MAX_ENTRIES, keep=walk_filter):
@@ -117,29 +120,35 @@ def _decoded(data: bytes | None) -> Decoded | None:
 
 
 def _matcher(query: LineQuery) -> Callable[[str], Generator[tuple[int, str]]]:
-    if not query.regex:
-        literal = query.text.lower()
+    """Return a function that yields the number and an excerpt of each line of a text that matches the query."""
+    if query.regex:
+        return partial(_lines_with_match, _compiled(query))
+    return partial(_lines_with_literal, query.text.lower())
 
-        def literally(text: str) -> Generator[tuple[int, str]]:
-            if literal in text.lower():
-                for number, line in enumerate(split_lines(text), 1):
-                    if (at := line.lower().find(literal)) >= 0:
-                        yield number, _excerpt(line, at)
 
-        return literally
+def _compiled(query: LineQuery) -> re.Pattern[str]:
     try:
-        expression = re.compile(query.text)
+        return re.compile(query.text)
     except (re.error, RecursionError, OverflowError) as error:
         raise ToolFailed(
             f"{query.text[:80]!r} is not a regular expression ({error}); correct it, or search without regex"
         ) from None
 
-    def by_expression(text: str) -> Generator[tuple[int, str]]:
-        for number, line in enumerate(split_lines(text), 1):
-            if match := expression.search(line):
-                yield number, _excerpt(line, match.start())
 
-    return by_expression
+def _lines_with_literal(literal: str, text: str) -> Generator[tuple[int, str]]:
+    if literal not in text.lower():
+        return
+    for number, line in enumerate(split_lines(text), 1):
+        at = line.lower().find(literal)
+        if at >= 0:
+            yield number, _excerpt(line, at)
+
+
+def _lines_with_match(expression: re.Pattern[str], text: str) -> Generator[tuple[int, str]]:
+    for number, line in enumerate(split_lines(text), 1):
+        match = expression.search(line)
+        if match is not None:
+            yield number, _excerpt(line, match.start())
 
 
 def _excerpt(line: str, at: int) -> str:

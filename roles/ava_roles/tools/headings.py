@@ -28,18 +28,20 @@ def headings_of(head: bytes) -> list[str]:
 
 
 def _headings_of_lines(lines: list[str]) -> Iterator[str]:
-    above = ""
+    previous = ""
     is_first = True
     for line in lines:
+        text = line.strip()
         marked = _MARKED.match(line)
         if marked is not None:
             yield marked[1]
-        elif _UNDERLINE.fullmatch(line) and above:
-            yield above
-        elif is_first and line.strip() and not line.lstrip().startswith("<"):
+        elif previous and _UNDERLINE.fullmatch(line):
+            yield previous
+        elif is_first and text and not text.startswith("<"):
             yield line[:300]
-        is_first = is_first and not line.strip()
-        above = line.strip()[:300]
+        if text:
+            is_first = False
+        previous = text[:300]
 
 
 def _plain(markup: str) -> str:

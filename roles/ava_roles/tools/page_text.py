@@ -455,12 +455,17 @@ class _Reader:
 
     def _start_item(self, values: dict[str, str]) -> None:
         """Count an item; its number is shown before its text."""
-        inner = self._lists[-1] if self._lists else OpenList()
+        inner = OpenList()
+        if self._lists:
+            inner = self._lists[-1]
         self._label = ""
         if self._keep_lines or not inner.step:
             return
         own_number = INTEGER.match(values.get("value", ""))
-        inner.number = int(own_number[1]) if own_number else inner.number + inner.step
+        if own_number:
+            inner.number = int(own_number[1])
+        else:
+            inner.number += inner.step
         self._label = f"{NUMERALS[inner.numeral](inner.number)}. "
 
     # -- tables --
@@ -510,7 +515,10 @@ class _Reader:
             self._repeated += len(text)
             if self._repeated > len(self._html):
                 return
-            self._parts.append(f" | {text}" if self._after_cell else text)
+            if self._after_cell:
+                self._parts.append(f" | {text}")
+            else:
+                self._parts.append(text)
             self._after_cell = True
             table.column += 1
 

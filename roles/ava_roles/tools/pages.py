@@ -38,6 +38,10 @@ class WebPage:
 
 
 def read_html(html: str, url: str) -> WebPage:
+    """Return the text of a page: its article if that is found and long enough, else all of its text.
+
+    Of a page with very many tags, only the beginning is read. The note says what is missing.
+    """
     if html.count("<") > _MAX_TAGS:
         page = read_page_text(html[:_HUGE_CHARS], url)
         notes = ["it is very large: this is its beginning, without headings and links", *_gaps(page)]
@@ -47,7 +51,9 @@ def read_html(html: str, url: str) -> WebPage:
     if has_extra("documents"):
         article = load("documents").read_article(page.html, url)
     text = article.text
-    notes = [article.note] if article.note else []
+    notes = []
+    if article.note:
+        notes.append(article.note)
     if len(text) < SHORT_CHARS:
         if len(page.text) > len(text):
             text = page.text
@@ -127,14 +133,17 @@ class TableBudget:
         return self.room <= 0 or self.late
 
     def clean_row(self, row: Iterable[str]) -> list[str]:
-        """Return the cells of a row, without empty ones at its end; the clock is looked at for each of them."""
+        """Return the cells of a row, without empty ones at its end; stop where characters or time are used up.
+
+        There may be one cell more than `MAX_COLUMNS`, which shows that the row has more.
+        """
         cells: list[str] = []
-        room = self.room
+        chars_left = self.room
         for cell in islice(row, MAX_COLUMNS + 1):
-            if room <= 0 or self.late:
+            if chars_left <= 0 or self.late:
                 break
             cells.append(_clean_cell(cell))
-            room -= len(cells[-1]) + len(_BETWEEN_CELLS)
+            chars_left -= len(cells[-1]) + len(_BETWEEN_CELLS)
         while cells and not cells[-1]:
             cells.pop()
         return cells

@@ -92,10 +92,11 @@ def passages_of(text: Extracted, hide: Callable[[str], str] = str) -> list[FileP
 
 def _passages_of_part(part: Part) -> Iterator[FilePassage]:
     texts = [each.text for each in split_passages(part.text)]
-    for place, text in zip(row_places(part.place, texts), texts, strict=True):
+    places = row_places(part.place, texts)
+    for place, text in zip(places, texts, strict=True):
         count = text.count("\n") + 1
-        lines = "1 line" if count == 1 else f"{count} lines"
-        yield FilePassage(f"{place}, {lines}", text)
+        noun = "line" if count == 1 else "lines"
+        yield FilePassage(f"{place}, {count} {noun}", text)
 
 
 # -- a folder --
@@ -405,6 +406,11 @@ class FolderReader:
     def _rank_kept(
         self, path: str, text: KeptText, query: Query, candidates: dict[int, set[int]] | None, ranking: PassageRanking
     ) -> None:
+        """Rank the passages of a kept text; those that cannot match only count towards the average length.
+
+        `candidates` has the numbers of the passages with a word of the query by text; None means all. A text whose path
+        matches is ranked as a whole.
+        """
         numbers: list[int] | None = None
         if candidates is not None and not any(query.matches(path).counts):
             numbers = sorted(candidates.get(text.id, ()))
@@ -453,17 +459,22 @@ class FolderReader:
         return None if isinstance(text, str) else text
 
     def note_removed(self, texts: FolderTexts) -> bool:
-        """Tell whether a text was removed while it was searched; its file then counts as not searched. Blocks.
+        """Move each text that another run removed during the search from `texts.kept` to `texts.failed`. Blocks.
 
-        Another run removes the text of a file that is gone; that is no loss.
+        Returns True if a file still exists whose text was removed. The text of a file that is gone is no loss.
         """
         if self._store.are_kept(text.id for text in texts.kept.values()):
             return False
         removed = [path for path, text in texts.kept.items() if not self._store.are_kept([text.id])]
+        has_loss = False
         for path in removed:
             del texts.kept[path]
-            texts.failed[path] = REMOVED if self._is_there(path) else GONE
-        return any(texts.failed[path] == REMOVED for path in removed)
+            if self._is_there(path):
+                texts.failed[path] = REMOVED
+                has_loss = True
+            else:
+                texts.failed[path] = GONE
+        return has_loss
 
     def _is_there(self, path: str) -> bool:
         try:
@@ -557,7 +568,10 @@ def _keep(
     parser: ParserProcess,
     check: Callable[[], None],
 ) -> KeptText | Extracted | str:
-    """Read a file and keep its text."""
+    """Read a file and keep its text; return what was kept.
+
+    Returns the text alone if it is encrypted or too long to be kept, and the reason why there is none as a str.
+    """
     failure = ""
     try:
         text = _read_text(name, kind, data, parser)

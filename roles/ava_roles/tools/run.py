@@ -178,7 +178,9 @@ def _save(folder: Root, args: SaveArtifactArgs, hide: Callable[[str], str]) -> T
         raise ToolFailed(f"there are {_MAX_FILES} artifacts already; put more into one, or replace one by its name")
     folder.replace(args.name, data)
     digest = hashlib.sha256(data).hexdigest()
-    note = "" if content == args.content else "; what looks like a key in it was replaced"
+    note = ""
+    if content != args.content:
+        note = "; what looks like a key in it was replaced"
     return ToolOutput(f"saved {args.name}: {len(data):,} bytes, sha256 {digest}{note}", count=1)
 
 
@@ -257,7 +259,10 @@ def _find_note(memory: Memory, name: str) -> Note:
 
 
 def _list_notes(notes: list[Note], unreadable: int, hide: Callable[[str], str]) -> str:
-    lines = [f"{_count(notes)}:" if notes else "There are no notes."]
+    heading = "There are no notes."
+    if notes:
+        heading = f"{_count(notes)}:"
+    lines = [heading]
     for note in notes:
         title = hide(note.first_line)
         if len(title) > TITLE_CHARS:

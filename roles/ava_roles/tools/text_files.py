@@ -70,18 +70,19 @@ class LineWindow(NamedTuple):
 
 
 def take_lines(lines: Sequence[str], offset: int, limit: int | None, max_chars: int, column: int = 1) -> LineWindow:
-    """Return the lines from number `offset` on that fit, of the first one what begins at `column`; at least one.
+    """Return the lines from number `offset` on that fit into `max_chars`, at least one; the first from `column` on.
 
-    A line with a column that does not fit is shown as far as there is room; nothing follows it.
+    A long line is cut, and the window says at which column it goes on. A first line with a `column` is cut only where
+    it does not fit; then nothing follows it.
     """
     shown: list[str] = []
     cut: list[tuple[int, int]] = []
     room = max_chars
-    if column > 1 and lines[offset - 1 : offset]:
-        rest = lines[offset - 1][column - 1 :]
-        if len(rest) > room:
-            return LineWindow(rest[:room], offset, offset, ((offset, column + room),))
-        lines = [*lines[: offset - 1], rest, *lines[offset:]]
+    if column > 1 and offset <= len(lines):
+        line_end = lines[offset - 1][column - 1 :]
+        if len(line_end) > room:
+            return LineWindow(line_end[:room], offset, offset, ((offset, column + room),))
+        lines = [*lines[: offset - 1], line_end, *lines[offset:]]
     for number, line in enumerate(lines[offset - 1 :], offset):
         if limit is not None and len(shown) >= limit:
             break

@@ -247,7 +247,10 @@ def _join_pages(reads: list[_PageRead], most: int) -> str:
     """Return all pages in one text whose first `most` characters, where the loop may cut, have a fair share of each."""
     room = most
     for each in reads:
-        room -= _HEAD_CHARS if each.page else len(each.head()) + 2
+        if each.page:
+            room -= _HEAD_CHARS
+        else:
+            room -= len(each.head()) + 2
     shares: dict[str, int] = {}
     pages_left = len(reads)
     for each in sorted(reads, key=lambda each: len(each.text)):

@@ -224,16 +224,19 @@ _TREE_KINDS: Mapping[str, Literal["file", "program", "link", "submodule"]] = {
 
 
 def read_commit(checkout: UserRepository, commit: str, most_files: int, most_bytes: int) -> list[TrackedFile]:
-    """Return all that a commit tracks: neither history nor attributes nor filters have a say in it. Blocking.
+    """Return all files that a commit tracks, as they are stored: no attribute and no filter changes them. Blocking.
 
-    Raises WorktreeFailed if it has more files or bytes than this, or git cannot read it.
+    Raises WorktreeFailed if there are more than `most_files` or `most_bytes`, or git cannot read them.
     """
     with checkout.joined() as git:
         rows: list[tuple[str, str, str, int]] = []
         for line in git("ls-tree", "-r", "-z", "-l", "--full-tree", commit).names():
             fields, _tab, name = line.partition("\t")
-            mode, _type, sha, size = fields.split()
-            rows.append((name, mode, sha, int(size) if size.isdecimal() else 0))
+            mode, _type, sha, size_text = fields.split()
+            size = 0
+            if size_text.isdecimal():  # a submodule has `-`
+                size = int(size_text)
+            rows.append((name, mode, sha, size))
         total = sum(size for _name, _mode, _sha, size in rows)
         if len(rows) > most_files or total > most_bytes:
             raise WorktreeFailed(

@@ -192,11 +192,11 @@ def _count_changed_files(count: int) -> str:
 
 def _commit(repository: UserRepository, git: Git, tree: str, base: str, message: str, notes: list[str]) -> str:
     settings = repository.settings
-    name = _valid_ident(settings.get("user.name", ""))
-    email = _valid_ident(settings.get("user.email", ""))
-    if not name or not email:
-        name = name or _FALLBACK_NAME
-        email = email or _FALLBACK_EMAIL
+    user_name = _valid_ident(settings.get("user.name", ""))
+    user_email = _valid_ident(settings.get("user.email", ""))
+    name = user_name or _FALLBACK_NAME
+    email = user_email or _FALLBACK_EMAIL
+    if not user_name or not user_email:
         notes.append(f"git has no user.name or user.email here, so the commit's author is {name} <{email}>")
     when = f"{int(time.time())} {time.strftime('%z')}"
     variables = {**git.variables}

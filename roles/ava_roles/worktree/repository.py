@@ -257,8 +257,10 @@ class UserRepository:
             if config.is_file():
                 repository_settings = read("--file", str(config), "--no-includes")
         ignore = Path(repository_settings.pop("core.excludesfile", ""))
-        if ignore.is_absolute() and any(map(ignore.resolve().is_relative_to, (self.root, self.common))):
-            repository_settings["core.excludesfile"] = str(ignore)
+        if ignore.is_absolute():
+            lies_in_repository = any(map(ignore.resolve().is_relative_to, (self.root, self.common)))
+            if lies_in_repository:
+                repository_settings["core.excludesfile"] = str(ignore)
         return user_settings | repository_settings
 
     @property
@@ -470,7 +472,8 @@ class ProtectedPaths:
 def find_protected_paths(git: Git, commit: str, tree: Path | None) -> ProtectedPaths:
     """Return the protected paths of a commit.
 
-    `tree` was just written from it: which files seem changed is stored. With None, what was stored then is used.
+    `tree` is a folder into which git has just written the commit: the files that git nevertheless reports as changed
+    are stored in the git directory. With `tree` None, the stored ones are used.
     """
     files = CommitFiles.of(git, commit)
     pointers: list[str] = []
@@ -479,8 +482,9 @@ def find_protected_paths(git: Git, commit: str, tree: Path | None) -> ProtectedP
         pointers = [name for name, filter_name in filtered if filter_name == "lfs"]
     written_file = git.own / "written.json"
     if tree is not None:
-        converts = bool(files.attributes) or _converts_line_ends(git)
-        written = _seemingly_changed(git, commit, tree) if converts else {}
+        written: dict[str, str] = {}
+        if files.attributes or _converts_line_ends(git):
+            written = _seemingly_changed(git, commit, tree)
         written_file.write_text(json.dumps(written))
     return ProtectedPaths(frozenset(files.submodules), frozenset(pointers), json.loads(written_file.read_text()))
 

@@ -249,7 +249,9 @@ def _unpack(snapshot: Path, own: Path, later: Path, beneath: Path, commit: str) 
 
 
 def _config_text(settings_json: Any, ignore: Path) -> str:
-    values = cast("dict[str, Any]", settings_json) if isinstance(settings_json, dict) else {}
+    values: dict[str, Any] = {}
+    if isinstance(settings_json, dict):
+        values = cast("dict[str, Any]", settings_json)
     settings = {name: str(values.get(name, default)) for name, default in _DEFAULTS.items()}
     settings["core.excludesfile"] = str(ignore)
     version = 1 if values.get(_FORMAT) else 0

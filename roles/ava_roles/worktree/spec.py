@@ -202,10 +202,11 @@ class Verdict:
 
 
 def failing_part(output: str, limit: int) -> str:
-    """Return the part of a test run's output that says what failed, at most `limit` characters; otherwise its end.
+    """Return the part of a test run's output that says what failed, in at most `limit` characters.
 
-    The part starts where a known test runner begins to report failures, and keeps the end, where it sums up. pytest's
-    summary has a line for each failure: it is kept first.
+    It starts where a known test runner begins to report failures; where none does, it is the end of the output. Of a
+    long part the middle is cut, so that the runner's summary at the end stays. pytest's summary, which has a line for
+    each failure, has priority over its details.
     """
     text = _COLOUR.sub("", output).replace("\r\n", "\n").rstrip()
     if len(text) <= limit:
@@ -218,10 +219,10 @@ def failing_part(output: str, limit: int) -> str:
         first = _first(lines[:start], (_PYTEST,))
         if first is None or len(summary) > limit * 2 // 3:
             return _cut_middle(summary, limit)
-        room = limit - len(summary) - 1
-        if room <= 200:
+        chars_left = limit - len(summary) - 1
+        if chars_left <= 200:
             return summary
-        details = _cut_middle("\n".join(lines[first:start]), room)
+        details = _cut_middle("\n".join(lines[first:start]), chars_left)
         return f"{details}\n{summary}"
     first = _first(lines, _STARTS_OF_FAILURES)
     if first is None:

@@ -198,28 +198,39 @@ def _trash_folder(trash: Path) -> Generator[None]:
 
 
 def _clean_folder(folder: int, prefix: str, deepest: bool, trash: Path, removed: list[str]) -> list[str]:
+    """Remove what a worktree must not have from a folder (its descriptor), and give its files plain modes.
+
+    Returns the names of its subfolders; appends the paths of what was removed to `removed`.
+    """
     subfolders: list[str] = []
     with os.scandir(folder) as scan:
         names = [entry.name for entry in scan]
     for name in names:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        mode, kind = stat.S_IMODE(status.st_mode), stat.S_IFMT(status.st_mode)
-        is_folder = kind == stat.S_IFDIR
+        mode = stat.S_IMODE(status.st_mode)
+        is_folder = stat.S_ISDIR(status.st_mode)
         if is_folder and mode & stat.S_IRWXU != stat.S_IRWXU:
             os.chmod(name, mode | stat.S_IRWXU, dir_fd=folder)
-        is_special = kind not in (stat.S_IFDIR, stat.S_IFREG, stat.S_IFLNK)
-        is_linked_modules = name.lower() == ".gitmodules" and kind == stat.S_IFLNK
         is_too_deep = is_folder and deepest
-        if is_git_name(name) or is_linked_modules or is_special or is_too_deep:
+        if is_too_deep or _is_forbidden(name, status):
             _remove(name, folder, trash)
             removed.append(prefix + name)
         elif is_folder:
             subfolders.append(name)
-        elif kind == stat.S_IFREG:
+        elif stat.S_ISREG(status.st_mode):
             plain_mode = (mode | stat.S_IRUSR | stat.S_IWUSR) & 0o777
             if mode != plain_mode:
                 os.chmod(name, plain_mode, dir_fd=folder)
     return subfolders
+
+
+def _is_forbidden(name: str, status: os.stat_result) -> bool:
+    """Tell whether a worktree must not have an entry: a name of git, a linked .gitmodules, a pipe, socket or device."""
+    if is_git_name(name):
+        return True
+    if stat.S_ISLNK(status.st_mode):
+        return name.lower() == ".gitmodules"
+    return not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode))
 
 
 def _remove(name: str, folder: int, trash: Path) -> None:

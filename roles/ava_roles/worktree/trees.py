@@ -153,13 +153,14 @@ class Trees:
         for name in (*rules, *others):
             if cache_of(name) is None:
                 undone.append(f"{shown(name)} (removed)")
-        parts: list[str] = []
+        sentences: list[str] = []
         if undone:
-            where = list_names([*map(shown, self.spec.namespace)])
-            parts.append(f"only {where} may be changed, and this was undone: {list_names(undone)}")
+            namespace = list_names(list(map(shown, self.spec.namespace)))
+            sentences.append(f"only {namespace} may be changed, and this was undone: {list_names(undone)}")
         if removed:
-            parts.append(f"removed, because it cannot be in a worktree: {list_names([*map(shown, removed)])}")
-        return "; ".join(parts)
+            names = list_names(list(map(shown, removed)))
+            sentences.append(f"removed, because it cannot be in a worktree: {names}")
+        return "; ".join(sentences)
 
     def free_space(self) -> None:
         """Remove the ignored files of the worktree, and the home of its commands: neither is part of the work."""
@@ -341,28 +342,29 @@ class WorktreeSandboxes:
 
     def _place_dependency(self, tree: Path, name: str) -> bool:
         """Prepare a package folder's place in a tree, to mount over or a link; False if a file or link is above it."""
-        *above, last = name.split("/")
+        *folder_names, last_name = name.split("/")
         folder = tree
-        for part in above:
-            folder = folder / part
+        for folder_name in folder_names:
+            folder = folder / folder_name
             if not os.path.lexists(folder):
                 folder.mkdir(mode=0o755, exist_ok=True)
             if not stat.S_ISDIR(folder.lstat().st_mode):
                 return False
-        place, source = folder / last, self._project / name
-        if os.path.lexists(place):
+        target = folder / last_name
+        source = self._project / name
+        if os.path.lexists(target):
             if self._mounts:
-                is_ready = stat.S_ISDIR(place.lstat().st_mode)
+                is_ready = stat.S_ISDIR(target.lstat().st_mode)
             else:
-                is_ready = place.is_symlink() and place.readlink() == source
+                is_ready = target.is_symlink() and target.readlink() == source
             if is_ready:
                 return True
             remove_names(tree, [name], self._trees.folder.trash)
             make_folders(folder, tree, 0o755)
         if self._mounts:
-            place.mkdir(mode=0o755, exist_ok=True)
+            target.mkdir(mode=0o755, exist_ok=True)
         else:
-            place.symlink_to(source)
+            target.symlink_to(source)
         return True
 
     def _find_dependencies(self, home: Path, check: Callable[[], None]) -> tuple[str, ...]:

@@ -32,7 +32,8 @@ def exec_command(spec: LaunchSpec, status_at: int, relay: tuple[str, int, str, i
     """
     os.setsid()
     kernel.reset_signals()
-    if spec.kind != "none" and os.getuid() == 0 and spec.uid == 0:
+    runs_as_root = os.getuid() == 0 and spec.uid == 0
+    if spec.kind != "none" and runs_as_root:
         raise PermissionError(errno.EPERM, "nothing is confined that runs as root", "setresuid")
     # No bind from a folder that others may write to, where the path now leads through a link.
     dropped = {source for source in spec.direct if os.path.realpath(source) != source}
@@ -232,8 +233,8 @@ def _enter_new_root(spec: LaunchSpec) -> None:
             mounts.append((path, os.open(path, os.O_PATH | os.O_CLOEXEC), path in WRITE_DEVICES))
     binds: list[tuple[str, int, bool]] = []
     for source, target, writable in spec.binds:
-        is_there_already = any(target == path or target.startswith(f"{path}/") for path in SYSTEM)
-        if not is_there_already:
+        is_in_system = any(target == path or target.startswith(f"{path}/") for path in SYSTEM)
+        if not is_in_system:
             binds.append((target, os.open(source, os.O_PATH | os.O_CLOEXEC), writable))
     _cover_place()
     for path, place, writable in mounts:

@@ -320,14 +320,16 @@ def reset_signals() -> None:
 
 
 def _count_tasks(uid: int) -> int:
+    """Return how many threads the processes of a user have."""
     count = 0
     for name in os.listdir("/proc"):
-        if name.isdecimal():
-            try:
-                if os.stat(f"/proc/{name}").st_uid == uid:
-                    count += len(os.listdir(f"/proc/{name}/task"))
-            except OSError:  # the process has ended
-                continue
+        if not name.isdecimal():
+            continue
+        try:
+            if os.stat(f"/proc/{name}").st_uid == uid:
+                count += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:  # the process has ended
+            continue
     return count
 
 
@@ -413,9 +415,15 @@ def _size(status: os.stat_result, seen: set[tuple[int, int]]) -> int:
 
 
 def _give(parent: int | None, name: str, status: os.stat_result, owner: int, *, follow: bool = False) -> None:
-    """Give a user what root or another of `USERS` owns, but no file with several names: one may be elsewhere."""
-    others = status.st_uid == 0 or (status.st_uid in USERS and status.st_uid != owner)
-    if owner and others and (stat.S_ISDIR(status.st_mode) or status.st_nlink == 1):
+    """Make `owner` the owner of what root or another of `USERS` owns; with `owner` 0, do nothing.
+
+    A file with several names (hard links) stays as it is: another of its names may be elsewhere.
+    """
+    if not owner or status.st_uid == owner:
+        return
+    is_of_sandbox = status.st_uid == 0 or status.st_uid in USERS
+    has_one_name = stat.S_ISDIR(status.st_mode) or status.st_nlink == 1
+    if is_of_sandbox and has_one_name:
         os.chown(name, owner, owner, dir_fd=parent, follow_symlinks=follow)
 
 

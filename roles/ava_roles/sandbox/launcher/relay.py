@@ -204,7 +204,10 @@ class _Connection:
             self._pending[side], self._open[side], self._broken = memoryview(b""), False, True
 
     def _read(self, side: int) -> bool:
-        """Read from a side, and tell whether there was something; pass its end on. Raises OSError: the sink is gone."""
+        """Read a piece from a side; return True if there was one. At its end, shut down writing to the other side.
+
+        Raises OSError if the other side is gone.
+        """
         if not self._open[side]:
             return False
         try:
@@ -212,7 +215,9 @@ class _Connection:
         except BlockingIOError:
             return False
         except OSError:  # it was cut off: nothing can be written to it either
-            self._open, self._pending[1 - side], self._broken = [False, False], memoryview(b""), True
+            self._open = [False, False]
+            self._pending[1 - side] = memoryview(b"")
+            self._broken = True
             return False
         if not self._pending[side]:
             self._open[side] = False
@@ -242,9 +247,12 @@ class _Connections:
 
     def pass_on(self) -> NoReturn:
         while True:
-            accepts = not self._retries and len(self._by_descriptor) < 2 * CONNECTIONS
-            self._waiting.modify(self._listener.fileno(), select.POLLIN if accepts else 0)
-            events = self._waiting.poll(_RETRY_MS if self._retries else None)
+            events_to_wait_for = 0
+            if not self._retries and len(self._by_descriptor) < 2 * CONNECTIONS:
+                events_to_wait_for = select.POLLIN
+            self._waiting.modify(self._listener.fileno(), events_to_wait_for)
+            timeout_ms = _RETRY_MS if self._retries else None
+            events = self._waiting.poll(timeout_ms)
             self._retries = False
             for descriptor, _event in events:
                 connection = self._by_descriptor.get(descriptor)

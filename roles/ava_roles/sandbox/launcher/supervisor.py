@@ -179,6 +179,7 @@ def _own_descendants() -> None:
 
 
 def _run_commands(control: socket, guard_at: int) -> None:
+    """Run the commands that the server gives, one after another, until one leaves something or there are too many."""
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # without a handler nothing is written to the pipe
     opened = _count_open()
     for number in range(1, _COMMANDS + 1):
@@ -190,8 +191,10 @@ def _run_commands(control: socket, guard_at: int) -> None:
             spec = from_bytes(file.read())
         report = _Supervisor(spec, (server_at, guard_at), streams).supervise()
         os.close(server_at)
-        left_nothing = _reap(0) == (None, False) and _count_open() == opened + 1
-        goes_on = number < _COMMANDS and report.startswith(BY_ITSELF) and left_nothing
+        has_no_child = _reap(0) == (None, False)
+        has_no_descriptor = _count_open() == opened + 1  # only `report_at` is still open
+        is_clean = report.startswith(BY_ITSELF) and has_no_child and has_no_descriptor
+        goes_on = is_clean and number < _COMMANDS
         if not goes_on:
             control.close()  # before the report: the server must not give another command
         os.write(report_at, report.encode())
@@ -297,10 +300,13 @@ class _Supervisor:
             signal.set_wakeup_fd(-1)
             for number, stream in enumerate(self._streams):
                 os.dup2(stream, number)
-            exec_command(self._spec, status_at, self._relay.options if self._relay else ())
+            relay_options = self._relay.options if self._relay else ()
+            exec_command(self._spec, status_at, relay_options)
         except BaseException as error:
-            what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else repr(error)
-            os.write(failure_at, what.encode())
+            failure = repr(error)
+            if isinstance(error, OSError):
+                failure = f"{error.filename}: {error.strerror}"
+            os.write(failure_at, failure.encode())
         finally:
             os._exit(125)
 
@@ -363,5 +369,9 @@ class _Supervisor:
         code = os.waitstatus_to_exitcode(self._status)
         if self._spec.kind == "bubblewrap" and '"exit-code"' not in bubblewrap_status:
             return f"failed bubblewrap ended with {code} before the command began"
-        code = _SIGNALLED - code if code < 0 else code
-        return f"signal {code}" if _SIGNALLED < code <= _SIGNALLED + signal.NSIG else f"exited {code}"
+        if code < 0:
+            code = _SIGNALLED - code
+        was_signalled = _SIGNALLED < code <= _SIGNALLED + signal.NSIG
+        if was_signalled:
+            return f"signal {code}"
+        return f"exited {code}"
