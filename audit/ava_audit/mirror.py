@@ -85,7 +85,7 @@ class Mirror:
                 await self._repair(marked)
 
     async def catch_up(self) -> None:
-        """Write the lines of all entries that the mirror does not have now; those written meanwhile come next time.
+        """Write the lines of all entries that the mirror lacks now. It does not wait for entries that come meanwhile.
 
         Raises StoreUnavailable: the log cannot be read, or the progress not noted; OSError: a file cannot be written.
         """
@@ -105,7 +105,10 @@ class Mirror:
                 note = partial(note_mirrored, after=batch.after, upto=batch.upto, before=batch.sizes, sizes=sizes)
                 noted = await self._store.maintain(note)
                 damaged = await anyio.to_thread.run_sync(self._find_wrong_lengths, sizes)
-                await self._repair(damaged if noted else sizes)
+                if noted:
+                    await self._repair(damaged)
+                else:
+                    await self._repair(sizes)
                 if noted and batch.is_last:
                     return
 
@@ -129,9 +132,10 @@ class Mirror:
         return [file for file, size in sizes.items() if file_size(self.folder / file) != size]
 
     def _find_damaged(self, view: View) -> list[str]:
-        """Return the files with a wrong length, and of those written last the ones with a wrong last line.
+        """Return the files with a wrong length, and the files written last whose last line is wrong.
 
-        Only a crash just after a line makes one, and a year's log has a hundred thousand files.
+        Only those written last are read: a wrong line is left only by a crash just after it was written, and a year's
+        log has a hundred thousand files.
         """
         sizes = view.mirrored()
         states = {file: size_and_time(f"{self.folder}/{file}") for file in sizes}

@@ -137,7 +137,9 @@ class Conditions:
         types = type_filter(query.types)
         # A run belongs to one user and one session: asking the index for these too would only cost time.
         runs_only = _asks_for_runs(query)
-        ids = replace(query, users=(), sessions=()) if runs_only else query
+        ids = query
+        if runs_only:
+            ids = replace(query, users=(), sessions=())
         parts = _conditions_of(query)
         self.where, self.values = _join_conditions(parts)
         # The index knows the agents. Who may read an entry is compared as it is stored: an index may have hashes.

@@ -356,7 +356,10 @@ class Role(_Keys):
         words: list[str] = []
         for unknown in self.ignored_keys:
             key = meant_key(unknown)
-            words.append(f"{unknown} (did you mean {key}?)" if key else unknown)
+            if key:
+                words.append(f"{unknown} (did you mean {key}?)")
+            else:
+                words.append(unknown)
         return tuple(words)
 
     @property

@@ -324,11 +324,14 @@ class RunRedactor(Redactor):
         public_blocks = [match.span() for match in _PUBLIC_BLOCK.finditer(text)]
         for token in KEY_TOKEN.finditer(text):
             word = token[0]
-            if not any(word[at : at + _PIECE] in pieces for at in range(len(word) - _PIECE + 1)):
+            offsets = range(len(word) - _PIECE + 1)
+            has_piece = any(word[at : at + _PIECE] in pieces for at in offsets)
+            if not has_piece:
                 continue
             if _PUBLIC_RUN.fullmatch(word):
                 continue
-            if not any(start <= token.start() < end for start, end in public_blocks):
+            is_public = any(start <= token.start() < end for start, end in public_blocks)
+            if not is_public:
                 yield SecretSpan("private-key", token.start(), token.end())
 
 

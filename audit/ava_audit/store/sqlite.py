@@ -207,15 +207,15 @@ class SqliteBackend:
 
     async def heads(self, db: Database) -> AsyncGenerator[Sequence[Commit]]:
         try:
-            seen: object = None
+            last_version: object = None
             while True:
                 commits: list[Commit] = []
                 try:
                     version = db.data_version()
-                    if version != seen:
+                    if version != last_version:
                         (head,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
                         commits = [Commit(head)]
-                        seen = version
+                        last_version = version
                 except sqlite3.Error as error:  # tried again at the next check; writers and readers report it
                     log.debug("cannot check for new entries: %s", error)
                 yield commits

@@ -136,15 +136,15 @@ class Readers:
             db.begin_read()
             yield db
         except self._backend.error as error:
-            what = str(error).partition("\n")[0]
-            raise StoreUnavailable(f"the log cannot be read: {what}; {self._backend.advice(error)}") from error
+            reason = str(error).partition("\n")[0]
+            raise StoreUnavailable(f"the log cannot be read: {reason}; {self._backend.advice(error)}") from error
         finally:
             db.rollback()
             with self._gate:
-                closed = self._closed or db.lost
-                if not closed:
+                is_reusable = not self._closed and not db.lost
+                if is_reusable:
                     self._idle.put(db)
-            if closed:
+            if not is_reusable:
                 db.close()
 
     def _opened(self) -> Database:

@@ -36,8 +36,10 @@ class _Reader(OpenReader):
             if self._full() or number > _MAX_SLIDES:
                 parts.append(Part("", f"({len(slides) - number + 1:,} more slides are not shown)"))
                 break
-            suffix = " (hidden)" if value_of(slide, "style-name") in hidden else ""
-            parts.append(Part(f"slide {number}{suffix}", self._slide(slide)))
+            heading = f"slide {number}"
+            if value_of(slide, "style-name") in hidden:
+                heading += " (hidden)"
+            parts.append(Part(heading, self._slide(slide)))
         shared = self._shared_text()
         if shared:
             parts.append(Part("on several slides", shared))

@@ -130,7 +130,10 @@ class _Reader(OpenReader):
             if value_of(each, "visibility") in _HIDDEN and column <= LAST_COLUMN:
                 first = column_letters(column)
                 last = column_letters(min(column + count - 1, LAST_COLUMN))
-                sheet.hidden_columns.append(first if first == last else f"{first} to {last}")
+                if first == last:
+                    sheet.hidden_columns.append(first)
+                else:
+                    sheet.hidden_columns.append(f"{first} to {last}")
             column += count
 
     def _read_rows(self, sheet: _Sheet, element: Any) -> None:

@@ -291,7 +291,10 @@ class OpenReader(FlowReader):
         if not address or address.startswith("#"):
             return
         if words not in (address, address.removeprefix("mailto:"), address.rstrip("/")):
-            self._put(f" ({address})" if words else address)
+            if words:
+                self._put(f" ({address})")
+            else:
+                self._put(address)
 
     def _changes(self, element: Any) -> None:
         """Count what is deleted, and leave it out; what is inserted is in the text."""
@@ -361,7 +364,10 @@ class OpenReader(FlowReader):
         self._size = outer  # they are counted where they are shown
         if blocks:
             self._emitted += 1
-            self._add_beside(["\n".join(blocks)] if self._joins_lines else blocks)
+            if self._joins_lines:
+                self._add_beside(["\n".join(blocks)])
+            else:
+                self._add_beside(blocks)
 
     _joins_lines = False
     """The lines of a box belong together, as on a slide."""
@@ -462,7 +468,9 @@ class OpenReader(FlowReader):
                 size = self._size
                 text = "\n".join(self._blocks_of(cell))
                 self._size = size  # the table is counted as a whole
-            repeats = count_of(cell, "number-columns-repeated") if self._tables == 1 else 1
+            repeats = 1
+            if self._tables == 1:  # a table within a cell shows each of its cells once
+                repeats = count_of(cell, "number-columns-repeated")
             yield from [text] * min(repeats, MAX_COLUMNS + 1)
 
     _HANDLERS: ClassVar[dict[str, Callable[[OpenReader, Any], None]]] = {

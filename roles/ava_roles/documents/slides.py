@@ -92,8 +92,10 @@ class _Reader(PartReader):
             if relation is None or root is None:
                 self._name("a slide that is damaged or not in the file", f"slide {number}")
                 continue
-            suffix = " (hidden)" if value_of(root, "show") in ("0", "false") else ""
-            parts.append(Part(f"slide {number}{suffix}", self._slide(relation.target, root)))
+            heading = f"slide {number}"
+            if value_of(root, "show") in ("0", "false"):
+                heading += " (hidden)"
+            parts.append(Part(heading, self._slide(relation.target, root)))
             layouts.update(dict.fromkeys(self._package.related(relation.target, "slideLayout")))
         shared = self._shared_text(list(layouts))
         if shared:

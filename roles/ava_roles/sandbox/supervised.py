@@ -131,6 +131,7 @@ class SupervisedSandbox:
                 await run_sync(supervisor.end, abandon_on_cancel=False)
 
     def _spec(self, command: Command) -> LaunchSpec:
+        """Return what the supervisor needs to start a command. Raises ToolFailed or ValueError if it is invalid."""
         words = (*command.argv, str(command.folder), *command.environment, *command.environment.values())
         if not command.argv or any("\0" in word for word in words):
             raise ToolFailed("a command needs a program, and none of its words may contain a NUL character")
@@ -144,6 +145,9 @@ class SupervisedSandbox:
             environment.setdefault("TMPDIR", str(_TEMPORARY))
         limits = command.limits or self._limits
         limits = ResourceLimits(**{**vars(limits), "cpu_s": max(limits.cpu_s, command.cpu_s)})
+        uid = 0
+        if self.kind != "none":
+            uid = self._machine.uid
         local: tuple[int, str] | None = None
         if command.local is not None:
             local = command.local.port, str(command.local.socket)
@@ -155,7 +159,7 @@ class SupervisedSandbox:
             environment=environment,
             timeout_s=command.timeout_s,
             network=command.network,
-            uid=self._machine.uid if self.kind != "none" else 0,
+            uid=uid,
             bwrap=self._machine.bwrap,
             abi=self._machine.abi,
             limits=limits,

@@ -310,7 +310,9 @@ def _folder(rule: WorkspaceRule, text: str, allowed: Sequence[Path], *, relative
             return folder
     except (OSError, RuntimeError, ValueError) as error:  # no permission, a loop of links, a NUL
         raise _NoFolder(f"{text!r:.200} cannot be read") from error
-    raise _NoFolder(f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist")
+    if folder.exists():
+        raise _NoFolder(f"{folder} is not a folder")
+    raise _NoFolder(f"{folder} does not exist")
 
 
 def _path(text: str, home: Path, relative_to: Path | None) -> Path:

@@ -76,7 +76,11 @@ def nearest(text: str, old: str) -> list[str]:
 
 
 def _candidates(lines: Sequence[str], tokens_of_lines: Sequence[Sequence[str]]) -> list[int]:
-    """Return the lines at which the text with these tokens may begin, none close to another."""
+    """Return the lines at which a text with these tokens most likely begins, the best first, none close to another.
+
+    Each token that a line shares with the text votes for the line where the text would then begin; long and rare tokens
+    count more.
+    """
     positions: dict[str, list[int]] = {token: [] for token in chain.from_iterable(tokens_of_lines)}
     for number, line in enumerate(lines):
         for token in set(_tokens(line)) & positions.keys():
@@ -334,7 +338,10 @@ def _write(edits: Edits, args: WriteFileArgs, hide: Callable[[str], str]) -> Too
     except NotThere:
         existing = None
     decoded = decode(existing or b"")
-    _refuse_redaction_marks(args.content, decoded.text if decoded is not None else "", name)
+    old_text = ""
+    if decoded is not None:
+        old_text = decoded.text
+    _refuse_redaction_marks(args.content, old_text, name)
     data = args.content.encode()
     if existing is None:
         edits.write(name, data)

@@ -76,16 +76,20 @@ _LOOSE_CHARS = 50_000_000
 
 
 def passages_of(text: Extracted, hide: Callable[[str], str] = str) -> list[FilePassage]:
-    """Return the passages of a file with secrets hidden: whole texts are hidden, before they are cut.
+    """Return the passages of a file. Secrets are hidden in the whole text, before it is cut into passages.
 
-    What has no place of its own, such as a page, is named by its lines in the text that `read_file` shows.
+    A part without a place of its own, unlike a page or a sheet, is named by its lines in the text that `read_file`
+    shows.
     """
     if not any(part.place for part in text.parts):
         return list(split_passages(hide(text.text())))
     passages: list[FilePassage] = []
     first = 1
     for part in text.hidden(hide):
-        passages += _passages_of_part(part) if part.place else split_passages(part.text, first)
+        if part.place:
+            passages += _passages_of_part(part)
+        else:
+            passages += split_passages(part.text, first)
         first += len(split_lines(Extracted((part,)).text())) + 1
     return passages
 
@@ -278,11 +282,12 @@ class FolderReader:
         Words count in a file's name, and in the headings of a text as far as the time allows.
         """
         until = time.monotonic() + headings_s
-        looks = len(waiting) > _BATCH  # fewer are read at once
+        needs_headings = len(waiting) > _BATCH  # fewer are read at once, in whatever order
         chances: dict[str, int] = {}
         for entry in waiting:
             counts = query.matches(entry.name).counts
-            if looks and format_of(entry.name) is None and time.monotonic() < until:
+            is_text = format_of(entry.name) is None
+            if needs_headings and is_text and time.monotonic() < until:
                 in_headings = query.matches("\n".join(self._headings(entry))).counts
                 counts = [in_name + in_text for in_name, in_text in zip(counts, in_headings, strict=True)]
             chances[entry.name] = sum(count > 0 for count in counts)

@@ -67,7 +67,10 @@ class WorktreeSession:
         commit to begin at; BadNamespace: the namespace names what cannot be changed here, such as a path in a
         submodule; WorktreeFailed: the trees cannot be created; says what to do; ToolFailed: no command can be started.
         """
-        self.say("Opening the worktree again" if resumed else "Creating the worktree")
+        if resumed:
+            self.say("Opening the worktree again")
+        else:
+            self.say("Creating the worktree")
         await run_sync(self._prepare, resumed, abandon_on_cancel=False)
         trees, sandboxes, _files, _edits = self.prepared
         base = trees.folder.record().base
