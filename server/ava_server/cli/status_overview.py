@@ -18,6 +18,7 @@ from ava_audit.errors import AuditError
 from ava_audit.rows import ASKING
 from ava_audit.store.sqlite import backend_of
 from ava_audit.units import cents, counted, format_bytes, now_us
+from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.budget.user_limits import day_caps
 from ava_server.cli.log_look import LogLook, NoLog
@@ -28,6 +29,7 @@ from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
 from ava_server.service.checks import CheckFinding, Setup, data
+from ava_server.service.checks.refused_keys import refused_keys, with_refused_keys
 from ava_server.service.current import Budget, CurrentRuns, LogFacts, todays_budgets
 from ava_server.service.record_requests import CURRENT
 
@@ -54,6 +56,7 @@ class Overview:
         free_bytes: What is left on the disk; None where that is not known.
         providers: The configured providers, and whether each has a key.
         delivery: What delivers runs to workers, where the log is shared.
+        refused: The providers that refused their key lately.
         faults: What is wrong with settings and keys.
         trouble: Why the log could not be read.
     """
@@ -64,6 +67,7 @@ class Overview:
     free_bytes: int | None
     providers: Mapping[str, bool]
     delivery: tuple[CheckFinding, ...] = ()
+    refused: tuple[CheckFinding, ...] = ()
     faults: tuple[str, ...] = ()
     trouble: AuditError | AvaError | None = None
 
@@ -120,8 +124,10 @@ class OverviewReader:
         except AvaError as error:
             faults.append(str(error))
         root, trouble = self.settings.paths, None
+        refused: list[CheckFinding] = []
         try:
             now = await self.records.get(CURRENT, all=self.everybody, selected=self.selected)
+            refused = self._log.look(lambda log: refused_keys(View(log.db), now_us())) or []
         except NoLog:
             now = self._nothing()
         except (AuditError, AvaError) as error:
@@ -133,6 +139,7 @@ class OverviewReader:
             free_bytes=data.free_bytes(root.path),
             providers=providers,
             delivery=self._read_delivery(),
+            refused=tuple(refused),
             faults=tuple(faults),
             trouble=trouble,
         )
@@ -205,7 +212,7 @@ def health(
         found.append(_disk(overview.free_bytes))
     found.append(_confinement(confined))
     found.append(_providers(overview.providers))
-    return found
+    return with_refused_keys(found, overview.refused)
 
 
 def _processes(overview: Overview) -> list[CheckFinding]:
