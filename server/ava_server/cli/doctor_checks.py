@@ -25,7 +25,7 @@ from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.service.checks import Check, CheckFinding, Setup, data, machine, models, roles
 from ava_server.service.checks.delivery import delivery
-from ava_server.service.checks.refused_keys import refused_keys
+from ava_server.service.checks.refused_keys import refused_findings, refused_keys
 from ava_server.service.current import todays_budgets
 
 _BROKEN = (
@@ -126,7 +126,7 @@ def providers_that_refused(setup: Setup) -> list[CheckFinding]:
     if root is None:
         return []
     try:
-        return LogLook(root).look(lambda log: refused_keys(View(log.db), now_us())) or []
+        return refused_findings(LogLook(root).look(lambda log: refused_keys(View(log.db), now_us())) or [])
     except (AvaError, AuditError):
         return []
 

@@ -18,7 +18,6 @@ from ava_audit.errors import AuditError
 from ava_audit.rows import ASKING
 from ava_audit.store.sqlite import backend_of
 from ava_audit.units import cents, counted, format_bytes, now_us
-from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.budget.user_limits import day_caps
 from ava_server.cli.log_look import LogLook, NoLog
@@ -29,7 +28,7 @@ from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
 from ava_server.service.checks import CheckFinding, Setup, data
-from ava_server.service.checks.refused_keys import refused_keys, with_refused_keys
+from ava_server.service.checks.refused_keys import refused_findings, with_refused_keys
 from ava_server.service.current import Budget, CurrentRuns, LogFacts, todays_budgets
 from ava_server.service.record_requests import CURRENT
 
@@ -56,7 +55,6 @@ class Overview:
         free_bytes: What is left on the disk; None where that is not known.
         providers: The configured providers, and whether each has a key.
         delivery: What delivers runs to workers, where the log is shared.
-        refused: The providers that refused their key lately.
         faults: What is wrong with settings and keys.
         trouble: Why the log could not be read.
     """
@@ -67,7 +65,6 @@ class Overview:
     free_bytes: int | None
     providers: Mapping[str, bool]
     delivery: tuple[CheckFinding, ...] = ()
-    refused: tuple[CheckFinding, ...] = ()
     faults: tuple[str, ...] = ()
     trouble: AuditError | AvaError | None = None
 
@@ -124,10 +121,8 @@ class OverviewReader:
         except AvaError as error:
             faults.append(str(error))
         root, trouble = self.settings.paths, None
-        refused: list[CheckFinding] = []
         try:
             now = await self.records.get(CURRENT, all=self.everybody, selected=self.selected)
-            refused = self._log.look(lambda log: refused_keys(View(log.db), now_us())) or []
         except NoLog:
             now = self._nothing()
         except (AuditError, AvaError) as error:
@@ -139,7 +134,6 @@ class OverviewReader:
             free_bytes=data.free_bytes(root.path),
             providers=providers,
             delivery=self._read_delivery(),
-            refused=tuple(refused),
             faults=tuple(faults),
             trouble=trouble,
         )
@@ -212,7 +206,8 @@ def health(
         found.append(_disk(overview.free_bytes))
     found.append(_confinement(confined))
     found.append(_providers(overview.providers))
-    return with_refused_keys(found, overview.refused)
+    log = overview.now.log
+    return with_refused_keys(found, refused_findings(log.refused if log is not None else ()))
 
 
 def _processes(overview: Overview) -> list[CheckFinding]:

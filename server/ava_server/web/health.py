@@ -23,7 +23,7 @@ from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.service.checks import WORST_FIRST, CheckFinding, Setup, data, models, run_checks
 from ava_server.service.checks.delivery import engine_finding, lost_findings, worker_findings
-from ava_server.service.checks.refused_keys import refused_keys, with_refused_keys
+from ava_server.service.checks.refused_keys import refused_findings, refused_keys, with_refused_keys
 from ava_server.service.current import Budget
 from ava_server.service.engines import engine_state, lost_workers, repeats_among, workers_among
 from ava_server.service.records import current_runs
@@ -89,7 +89,7 @@ class HealthPage:
         errors = repeated(without_consequences([*_flat(rows)]))
         findings: list[CheckFinding] = []
         if everybody:
-            refused = await self._context.store.read(lambda view: refused_keys(view, now_us()))
+            refused = refused_findings(await self._context.store.read(lambda view: refused_keys(view, now_us())))
             if not self._context.site.local:
                 refused = [without_paths(each) for each in refused]
             others = sorted(await self._findings(visitor, now, sandbox), key=lambda one: WORST_FIRST.index(one.state))

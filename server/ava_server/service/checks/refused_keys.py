@@ -10,31 +10,40 @@ from ava_audit.events import ErrorOccurred
 from ava_audit.units import HOUR_US, US_PER_S, format_duration
 from ava_audit.view import View
 from ava_server.service.checks import CheckFinding
+from ava_server.service.current import RefusedKey
 
 MOST_ERRORS = 50
 """How many of the newest errors are read."""
 
 
-def refused_keys(view: View, at_us: int) -> list[CheckFinding]:
-    """Return a finding for each provider that refused its key within the last hour, the newest first."""
-    refused: dict[str, CheckFinding] = {}
+def refused_keys(view: View, at_us: int) -> list[RefusedKey]:
+    """Return each provider that refused its key within the last hour, the newest first."""
+    refused: dict[str, RefusedKey] = {}
     for entry in _newest_errors(view, at_us - HOUR_US):
         fact = entry.fact
         run = view.run(entry.run_id) if entry.run_id is not None else None
         if not isinstance(fact, ErrorOccurred) or fact.kind != "auth" or run is None:
             continue
         provider = run.model.partition(":")[0]
-        name = f"provider {provider}"
-        if name in refused:
+        if provider in refused:
             continue
         text = f"{format_duration((at_us - entry.ts_us) / US_PER_S)} ago, in {run.id}: {fact.error}"
-        short = f"{provider} refused its key"
-        if _answered_after(view, entry.seq, provider):
-            text += " It has answered other calls since."
-            refused[name] = CheckFinding(name, "warning", text, fact.what_to_do, short)
-        else:
-            refused[name] = CheckFinding(name, "fault", text, fact.what_to_do, short)
+        answered = _answered_after(view, entry.seq, provider)
+        refused[provider] = RefusedKey(provider, text, fact.what_to_do, answered)
     return list(refused.values())
+
+
+def refused_findings(refused: Iterable[RefusedKey]) -> list[CheckFinding]:
+    """Return a finding for each provider that refused its key: a fault, or a warning if it has answered since."""
+    found: list[CheckFinding] = []
+    for one in refused:
+        name, short = f"provider {one.provider}", f"{one.provider} refused its key"
+        if one.answered:
+            text = f"{one.text} It has answered other calls since."
+            found.append(CheckFinding(name, "warning", text, one.what_to_do, short))
+        else:
+            found.append(CheckFinding(name, "fault", one.text, one.what_to_do, short))
+    return found
 
 
 def _newest_errors(view: View, since_us: int) -> Iterator[Entry]:
