@@ -33,7 +33,7 @@ def test_names_of_arguments_become_words(reason: str, words: str) -> None:
     ("state", "reason", "words"),
     [
         ("iteration_limit", "max_iterations of 5", "it used all of its 5 turns"),
-        ("tool_limit", "max_tool_calls of 25, and more", "it used all of its 25 tool calls"),
+        ("tool_limit", "max_tool_calls of 25; and more", "it used all of its 25 tool calls"),
         ("timeout", "timeout of 600 s", "its time of 10 min was over"),
         ("timeout", "the plan's time is over", ""),
         ("error", "max_iterations of 5", ""),
