@@ -130,7 +130,9 @@ def parts_at(settings: Settings, overview: Overview) -> Iterator[list[Any]]:
 async def test_shows_why_a_run_ended_and_why_a_proposal_was_not_approved(tmp_path: Path) -> None:
     async with open_lab(tmp_path, lambda _body: Say("", [LOOKS]), config=PRICED) as lab:
         (lab.workspace / "notes.md").write_text("twelve cents")
-        await lab.outcome(task="Turns in circles", max_iterations=2)
+        ended = await lab.start(task="Turns in circles", max_iterations=2)
+        await lab.ended(ended)
+        checked = await lab.call("check_subagent", subagent_id=ended)
         proposal = await lab.propose(task="Not this one")
         await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], decision="reject")
         overview = await look(lab)
@@ -139,6 +141,9 @@ async def test_shows_why_a_run_ended_and_why_a_proposal_was_not_approved(tmp_pat
     text = "\n".join(lines)
     assert "Not this one · the proposal was rejected" in text
     assert "Turns in circles · it used all of its 2 turns" in text
+    [run] = checked.runs
+    assert run.status_line.startswith(f"researcher {ended}: it used all of its 2 turns · ")
+    assert (run.state, run.stop_reason) == ("iteration_limit", "max_iterations of 2"), "programs read the names"
 
 
 async def test_shows_only_this_users_runs_unless_all_are_requested(

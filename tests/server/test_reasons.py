@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ava_server.render.reasons import reason_words
+from ava_server.render.reasons import limit_words, reason_words
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,18 @@ from ava_server.render.reasons import reason_words
 )
 def test_names_of_arguments_become_words(reason: str, words: str) -> None:
     assert reason_words(reason) == words
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "words"),
+    [
+        ("iteration_limit", "max_iterations of 5", "it used all of its 5 turns"),
+        ("tool_limit", "max_tool_calls of 25; and more", "it used all of its 25 tool calls"),
+        ("timeout", "timeout of 600 s", "its time of 10 min was over"),
+        ("timeout", "the plan's time is over", ""),
+        ("error", "max_iterations of 5", ""),
+        ("iteration_limit", "Ignore all: max_iterations of 5", ""),
+    ],
+)
+def test_a_limit_is_named_by_avas_own_words_and_by_nothing_after_them(state: str, reason: str, words: str) -> None:
+    assert limit_words(state, reason) == words

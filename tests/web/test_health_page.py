@@ -9,7 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import pytest
+from support.commands.dashboard import look, plain_lines
+from support.commands.doctor import doctor
 from support.log import write
 from support.logs.past import BookedLife
 from support.model_server import Fail, Say
@@ -19,9 +22,12 @@ from support.runtime import PRICED, open_lab, submit
 
 from ava_audit.events import ErrorOccurred
 from ava_audit.store.store import Store
-from ava_audit.units import DAY_US, day_of, now_us
+from ava_audit.units import DAY_US, HOUR_US, day_of, now_us
+from ava_server.cli import status_overview
+from ava_server.cli.status_page import Page
 from ava_server.config.keys import set_key
 from ava_server.core.data_root import DataRoot
+from ava_server.service.checks.refused_keys import refused_keys
 
 KEY = "sk-ant-api03-" + "k" * 80
 HOSTILE = "<img src=x onerror=alert(1)>\u202e"
@@ -140,6 +146,25 @@ async def test_a_provider_that_refused_its_key_is_what_is_wrong_first(tmp_path: 
         await lab.ended(await lab.start(task="answered"))
         state, text = findings((await browser.get("/health")).text)["provider custom"]
         assert state == "warning" and "It has answered other calls since." in text
+
+
+async def test_each_surface_says_first_that_a_provider_refused_its_key(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [Fail(401, {"error": {"message": "invalid api key"}})], config=PRICED) as lab:
+        failed = await lab.start(task="refused")
+        await lab.ended(failed)
+        [expected] = await lab.store.read(lambda view: refused_keys(view, now_us()))
+        assert await lab.store.read(lambda view: refused_keys(view, now_us() + 2 * HOUR_US)) == []
+        overview = await look(lab)
+        first, *others = status_overview.health(overview, lab.runtime.settings, None)
+        page = Page("x", overview.now, (first, *others), 80)
+        env = {"AVA_MODEL_BASE_URL": lab.server.base_url, "AVA_MODEL": "test"}
+        named = await anyio.to_thread.run_sync(lambda: doctor(lab.runtime.settings.paths.path, **env))
+    assert (first.name, first.state, first.what_to_do) == ("provider custom", "fault", expected.what_to_do)
+    assert failed in first.text and first.name not in [one.name for one in others]
+    assert plain_lines(list(page.health_lines(brief=True)))[0].startswith("Health: fault · custom refused its key")
+    told = next(iter(named.items()))
+    assert told[0] == "provider custom" and told[1]["state"] == "fault" and failed in told[1]["text"]
+    assert told[1]["what_to_do"] == expected.what_to_do and named["keys"]["state"] == "note"
 
 
 def test_keys_are_named_and_never_shown(team: There, auditor: Visitor, ana: Visitor) -> None:

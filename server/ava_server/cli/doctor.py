@@ -72,8 +72,9 @@ def _findings(setup: Setup, online: bool) -> tuple[list[CheckFinding], list[Chec
 
     On a terminal it shows which one runs.
     """
-    from ava_server.cli.doctor_checks import CHECKS, redactor_of
+    from ava_server.cli.doctor_checks import CHECKS, providers_that_refused, redactor_of
     from ava_server.service.checks import run_checks
+    from ava_server.service.checks.refused_keys import with_refused_keys
     from ava_server.service.checks.roles import remote_servers_not_asked, servers
 
     redactor = redactor_of(setup)
@@ -82,8 +83,11 @@ def _findings(setup: Setup, online: bool) -> tuple[list[CheckFinding], list[Chec
     def redacted(text: str) -> str:
         return redactor.redact(text)[0]
 
+    def clean(found: CheckFinding) -> CheckFinding:
+        return replace(found, text=redacted(found.text), what_to_do=redacted(found.what_to_do))
+
     def report(found: CheckFinding) -> None:
-        findings.append(replace(found, text=redacted(found.text), what_to_do=redacted(found.what_to_do)))
+        findings.append(clean(found))
 
     with steps_on_terminal(len(CHECKS) + online) as begin:
 
@@ -94,6 +98,8 @@ def _findings(setup: Setup, online: bool) -> tuple[list[CheckFinding], list[Chec
 
         for found in run_checks(announced(), setup, in_full=True):
             report(found)
+        refused = [clean(found) for found in providers_that_refused(setup)]
+        findings = with_refused_keys(findings, refused)
         if online:
             begin("Asking remote MCP servers")
         for found in servers(setup, remote=True) if online else remote_servers_not_asked(setup):

@@ -25,6 +25,7 @@ from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.service.checks import Check, CheckFinding, Setup, data, machine, models, roles
 from ava_server.service.checks.delivery import delivery
+from ava_server.service.checks.refused_keys import refused_findings, refused_keys
 from ava_server.service.current import todays_budgets
 
 _BROKEN = (
@@ -117,6 +118,17 @@ def budgets(setup: Setup) -> Iterator[CheckFinding]:
         return
     found = found or todays_budgets(None, user, "you", caps, now_us(), everybody=True)
     yield data.budgets(found, (day_setting(settings, user), settings.installation_day_setting))
+
+
+def providers_that_refused(setup: Setup) -> list[CheckFinding]:
+    """Return the providers that refused their key lately; none where the log cannot be read, as its own check says."""
+    root = setup.usable_root
+    if root is None:
+        return []
+    try:
+        return refused_findings(LogLook(root).look(lambda log: refused_keys(View(log.db), now_us())) or [])
+    except (AvaError, AuditError):
+        return []
 
 
 CHECKS: tuple[tuple[str, Check], ...] = (

@@ -315,7 +315,9 @@ class _OwnersHandler(RecordsHandler):
             return None
 
     def log_facts(self, view: View) -> LogFacts:
+        from ava_audit.units import now_us
         from ava_server.service.checks.data import lags_of
+        from ava_server.service.checks.refused_keys import refused_keys
         from ava_server.service.current import LogFacts
 
         sizes = view.sizes()
@@ -325,6 +327,7 @@ class _OwnersHandler(RecordsHandler):
             wal_bytes=sizes.get("write_ahead_log", 0),
             lags=lags_of(view, mirrors=self._settings().mirrors),
             partial=isinstance(self.store, LogLook) and self.store.partial,
+            refused=tuple(refused_keys(view, now_us())),
         )
 
 

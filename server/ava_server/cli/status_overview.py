@@ -28,6 +28,7 @@ from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
 from ava_server.service.checks import CheckFinding, Setup, data
+from ava_server.service.checks.refused_keys import refused_findings, with_refused_keys
 from ava_server.service.current import Budget, CurrentRuns, LogFacts, todays_budgets
 from ava_server.service.record_requests import CURRENT
 
@@ -205,7 +206,8 @@ def health(
         found.append(_disk(overview.free_bytes))
     found.append(_confinement(confined))
     found.append(_providers(overview.providers))
-    return found
+    log = overview.now.log
+    return with_refused_keys(found, refused_findings(log.refused if log is not None else ()))
 
 
 def _processes(overview: Overview) -> list[CheckFinding]:

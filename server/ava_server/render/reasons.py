@@ -58,6 +58,22 @@ _BEGINNINGS: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = 
 """How Ava's own sentences begin that name an argument, and what gives the words in place of it."""
 
 
+_LIMITS: Mapping[str, Sequence[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]]] = {
+    "iteration_limit": _BEGINNINGS[0:1],
+    "tool_limit": _BEGINNINGS[1:2],
+    "timeout": _BEGINNINGS[2:3],
+}
+
+
+def limit_words(state: str, reason: str) -> str:
+    """Return which limit ended a run, out of Ava's own words alone; empty for other endings."""
+    for beginning, words in _LIMITS.get(state, ()):
+        found = beginning.match(reason)
+        if found is not None:
+            return words(found)
+    return ""
+
+
 def reason_words(reason: str) -> str:
     """Return a sentence of Ava's own without names of arguments: `it used all of its 5 turns`."""
     for beginning, words in _BEGINNINGS:

@@ -36,6 +36,7 @@ from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, 
 from ava_server.core.commands import advice_there
 from ava_server.core.ids import AGENT, label, state_words
 from ava_server.render.plan_view import PlanView, task_words, view_plan
+from ava_server.render.reasons import limit_words
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
 from ava_server.runs.blockers import blocker_in
 from ava_server.runs.claims import resume_line, waits_for_resume
@@ -567,9 +568,11 @@ def _plan(view: View, run: RunRow) -> PlanView | None:
 
 
 def status_line(shown: RunView, doing: str | None = None, *, owner: bool = False) -> str:
-    """Return what a run is called, what it does (its state, if not given), and its figures."""
+    """Return what a run is called, what it does (if not given, its state or the limit that ended it), and figures."""
     if not doing:
-        doing = f"{shown.state} (content erased)" if shown.erased else shown.state
+        doing = limit_words(shown.state, shown.row.stop_reason or "") or state_words(shown.state)
+        if shown.erased:
+            doing += " (content erased)"
     line = f"{label(shown.row)}: {doing} · {figures(shown)}"
     if shown.worker:
         line += f" · on worker {shown.worker}"

@@ -43,10 +43,21 @@ class TokenFacts:
 
 
 @dataclass(frozen=True)
+class RefusedKey:
+    """A provider that refused its key lately; `answered`: it has answered other calls since."""
+
+    provider: str
+    text: str
+    what_to_do: str
+    answered: bool
+
+
+@dataclass(frozen=True)
 class LogFacts:
     """How large the log is, and how many entries each of its copies lacks.
 
-    `partial`: the newest entries are missing, as a process died while it wrote them.
+    `partial`: the newest entries are missing, as a process died while it wrote them. `refused`: the providers that
+    refused their key lately.
     """
 
     entries: int
@@ -54,6 +65,7 @@ class LogFacts:
     wal_bytes: int
     lags: Mapping[str, int]
     partial: bool
+    refused: tuple[RefusedKey, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -15,19 +15,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ava_audit.entries import Entry
 from ava_audit.events import ErrorOccurred, SubagentComplete
 from ava_audit.retention import ComingErasure, coming_erasures
 from ava_audit.search import LogQuery, search
-from ava_audit.units import DAY_US, HOUR_US, US_PER_S, format_bytes, format_duration, now_us
+from ava_audit.units import DAY_US, US_PER_S, format_bytes, format_duration, now_us
 from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.service.checks import WORST_FIRST, CheckFinding, Setup, data, models, run_checks
 from ava_server.service.checks.delivery import engine_finding, lost_findings, worker_findings
+from ava_server.service.checks.refused_keys import refused_findings, refused_keys, with_refused_keys
 from ava_server.service.current import Budget
 from ava_server.service.engines import engine_state, lost_workers, repeats_among, workers_among
 from ava_server.service.records import current_runs
-from ava_server.web.context import PageContext, ago, reader_of
+from ava_server.web.context import PageContext, reader_of
 from ava_server.web.events import EventRow, rows_of
 from ava_server.web.site import Visitor
 from ava_server.web.timeline import ALIKE_CHARS
@@ -89,8 +89,11 @@ class HealthPage:
         errors = repeated(without_consequences([*_flat(rows)]))
         findings: list[CheckFinding] = []
         if everybody:
-            refused = await self._context.store.read(lambda view: refused_keys(view, found.entries, now_us()))
-            findings = with_refused_keys(await self._findings(visitor, now, sandbox), refused)
+            refused = refused_findings(await self._context.store.read(lambda view: refused_keys(view, now_us())))
+            if not self._context.site.local:
+                refused = [without_paths(each) for each in refused]
+            others = sorted(await self._findings(visitor, now, sandbox), key=lambda one: WORST_FIRST.index(one.state))
+            findings = with_refused_keys(others, refused)
         values = {
             "facts": list(self._facts(now, sandbox, everybody=everybody)),
             "wrong": [one for one in findings if one.state in ("fault", "warning")],
@@ -155,54 +158,6 @@ class HealthPage:
         if engine.carries:
             found.append(engine_finding(engine.name, await engine_state(engine), repeats_among(live)))
         return [*found, *worker_findings(workers_among(live)), *lost_findings(workers)]
-
-
-def refused_keys(view: View, errors: Iterable[Entry], at_us: int) -> list[CheckFinding]:
-    """Return a finding for each provider that refused its key within the last hour; errors are newest first."""
-    refused: dict[str, CheckFinding] = {}
-    for entry in errors:
-        fact = entry.fact
-        if not isinstance(fact, ErrorOccurred) or fact.kind != "auth" or entry.ts_us < at_us - HOUR_US:
-            continue
-        run = view.run(entry.run_id) if entry.run_id is not None else None
-        if run is None:
-            continue
-        provider = run.model.partition(":")[0]
-        name = f"provider {provider}"
-        if name in refused:
-            continue
-        text = f"{ago(entry.ts_us)}, in {run.id}: {fact.error}"
-        if _answered_after(view, entry.seq, provider):
-            text += " It has answered other calls since."
-            refused[name] = CheckFinding(name, "warning", text, fact.what_to_do)
-        else:
-            refused[name] = CheckFinding(name, "fault", text, fact.what_to_do)
-    return list(refused.values())
-
-
-def _answered_after(view: View, seq: int, provider: str) -> bool:
-    """Tell whether a model of a provider has answered after an entry."""
-    answers = "SELECT 1 FROM events WHERE seq > ? AND type = 'AssistantMessage' AND substr(model, 1, ?) = ? LIMIT 1"
-    begins = f"{provider}:"
-    return next(view.select(answers, seq, len(begins), begins), None) is not None
-
-
-def with_refused_keys(findings: Iterable[CheckFinding], refused: Sequence[CheckFinding]) -> list[CheckFinding]:
-    """Return findings, the worst first, with providers that refused their key before all others.
-
-    What a check of the settings found of such a provider gives way, and no check says that the keys work.
-    """
-    names = {one.name for one in refused}
-    others: list[CheckFinding] = []
-    for one in findings:
-        if one.name in names:
-            continue
-        if refused and one.name == "keys" and one.state == "ok":
-            others.append(replace(one, state="note"))
-        else:
-            others.append(one)
-    others.sort(key=lambda one: WORST_FIRST.index(one.state))
-    return [*refused, *others]
 
 
 def without_consequences(rows: Sequence[EventRow]) -> list[EventRow]:
