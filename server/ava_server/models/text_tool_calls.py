@@ -226,10 +226,13 @@ def _typed_argument(text: str, schema: Mapping[str, Any]) -> Any:
     if isinstance(value, str):
         return text if "string" in wanted else value
     kind = json_text.json_type(value)
-    loose = "string" not in wanted or kind in ("array", "object", "null")
-    if loose and (kind in wanted or (kind == "integer" and "number" in wanted)):
-        return value
-    return text
+    is_number_or_bool = kind not in ("array", "object", "null")
+    if "string" in wanted and is_number_or_bool:  # it may be meant as text
+        return text
+    fits = kind in wanted or (kind == "integer" and "number" in wanted)
+    if not fits:
+        return text
+    return value
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
@@ -322,23 +325,28 @@ def _looks(text: str, start: int, offered: Iterable[str]) -> bool:
 
 def _is_quoted(calls: Sequence[TextToolCall], seen: Iterable[str]) -> bool:
     """Tell whether a call appears in what was read: as it is, in another form, or in pieces."""
-    wanted = [
-        (
-            _letters(call.source),
-            _letters(call.name),
-            _letters(json_text.encode(dict(call.args)).decode()),
-            [_letters(leaf) for leaf in _leaves(dict(call.args))],
+    forms: list[tuple[str, str, str, list[str]]] = []  # of each call: its source, name, arguments and their values
+    for call in calls:
+        args = dict(call.args)
+        forms.append(
+            (
+                _letters(call.source),
+                _letters(call.name),
+                _letters(json_text.encode(args).decode()),
+                [_letters(leaf) for leaf in _leaves(args)],
+            )
         )
-        for call in calls
-    ]
     for text in seen:
         plain = _unescaped(text)
         letters = _letters(plain)
-        marked = OPENING.search(plain) is not None
-        for source, name, args, leaves in wanted:
-            if source in letters or (leaves and args in letters):
+        has_opening = OPENING.search(plain) is not None
+        for source, name, arguments, values in forms:
+            if source in letters:
                 return True
-            if (marked or f"name:{name}" in letters) and name in letters and all(leaf in letters for leaf in leaves):
+            if values and arguments in letters:
+                return True
+            names_tool = name in letters and (has_opening or f"name:{name}" in letters)
+            if names_tool and all(value in letters for value in values):
                 return True
     return False
 
