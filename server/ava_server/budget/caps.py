@@ -175,8 +175,7 @@ def reserve_in_line(
             tokens_left -= sum(map(_tokens, run.calls_in_flight))
         if request.needs("max_tokens") > tokens_left:
             return Outcome(CapReached("max_tokens", max(tokens_left, 0)), _end_of_wait(run, who, fence))
-        needs_line = need > tightest.left or view.is_money_awaited()
-        if patience is not None and needs_line:
+        if patience is not None and (need > tightest.left or view.is_money_awaited()):
             answer = MoneyLine(view, run, need, lefts, patience).decide()
             if isinstance(answer, NoRoom):
                 reached = CapReached(answer.cap, answer.left, answer.gives_way)

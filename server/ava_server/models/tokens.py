@@ -45,9 +45,7 @@ def read_usage(
     if fault:
         return None, cost, (*notes, fault)
     prompt, output, cached, written, thinking = map(int, reported.values())
-    total: int | None = None
-    if _is_count(usage.get("total_tokens")):
-        total = int(usage["total_tokens"])
+    total = _total_in(usage)
     beside = _beside_prompt(prompt, output, (cached, written), thinking, total)
     if beside:
         notes = (*notes, "cached tokens reported beside the prompt, not in it")
@@ -65,9 +63,11 @@ def read_usage(
         notes = (*notes, _total_note(only_total, more))
     shown = _shown_to_model(prompt, sent_bytes, seen)
     if prompt < _least_prompt(shown):
-        return None, cost, (*notes, f"usage not counted: a prompt of {prompt} tokens for {shown:,} bytes of text")
-    if output == 0 and has_content:
-        return None, cost, (*notes, "usage not counted: 0 tokens for an answer that is not empty")
+        fault = f"usage not counted: a prompt of {prompt} tokens for {shown:,} bytes of text"
+    elif output == 0 and has_content:
+        fault = "usage not counted: 0 tokens for an answer that is not empty"
+    if fault:
+        return None, cost, (*notes, fault)
     counts = Usage(
         input_tokens=prompt - cached - written,
         output_tokens=output,
@@ -76,6 +76,14 @@ def read_usage(
         thinking_tokens=thinking,
     )
     return counts, cost, notes
+
+
+def _total_in(usage: Mapping[str, Any]) -> int | None:
+    """Return the total that a provider reports beside the parts; None without a possible one."""
+    total: Any = usage.get("total_tokens")
+    if not _is_count(total):
+        return None
+    return int(total)
 
 
 def _fault_of_counts(counts: Mapping[str, Any]) -> str:

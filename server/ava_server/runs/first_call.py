@@ -48,9 +48,7 @@ def started(
     submit = submit_schema(config.output_schema)
     if config.output_schema is None:
         own_tools.append(submit.name)
-    schemas: list[dict[str, Any]] = []
-    for spec in specs:
-        schemas.append({"name": spec.name, "description": spec.description, "parameters": spec.schema()})
+    schemas = [{"name": spec.name, "description": spec.description, "parameters": spec.schema()} for spec in specs]
     schemas.append({"name": submit.name, "description": submit.description, "parameters": dict(submit.parameters)})
     skills: dict[str, str] = {}
     if READ_SKILL.name in tools:
@@ -66,11 +64,6 @@ def started(
             skills=skills,
         )
     )
-    after_task = ""
-    if READ_RESULT in tools:
-        earlier = list_earlier(config.context_from)
-        if earlier:
-            after_task = f"Results of earlier subagents, to be read with `{READ_RESULT}`: {earlier}."
     own_bytes = 0  # how much of the prompt Ava itself has written; a user's role counts as foreign
     if config.role_source == BUILT_IN_SOURCE:
         bare = system_prompt(role, system_prompt=None, context=None, tools=own, limits=limits, output_schema=None)
@@ -89,8 +82,18 @@ def started(
         own_bytes=own_bytes,
         own_tools=tuple(own_tools),
         shared_chars=len(shared_prompt(role, specs)),
-        after_task=after_task,
+        after_task=_words_on_earlier(config, tools),
     )
+
+
+def _words_on_earlier(config: RunConfig, tools: Mapping[str, Tool]) -> str:
+    """Return the sentence after the task that lists the earlier runs whose results it may read, or nothing."""
+    if READ_RESULT not in tools:
+        return ""
+    earlier = list_earlier(config.context_from)
+    if not earlier:
+        return ""
+    return f"Results of earlier subagents, to be read with `{READ_RESULT}`: {earlier}."
 
 
 WORK_TURNS = 3

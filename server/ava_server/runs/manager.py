@@ -123,16 +123,8 @@ class Manager:
         self.instance = membership.name
         self._notes = _run_notes(store, mode, membership.name)
         self.waiting_for = self._notes.waiting_for
-        log_itself = LogDelivery(store)
-        self.delivery: Delivery = delivery or log_itself
-        self.outbox = Outbox(self.delivery, membership.tell)
-        self.offers = Offers(self.wake, membership)
-        self._uses_engine = self.delivery.carries and self.driver == "workers"
-        self._takes_only_offers = self.delivery.carries and mode.shares_log
-        self._offer_source: Delivery = log_itself
-        if self._takes_only_offers:
-            self._offer_source = self.delivery
         self._settings = settings
+        self._set_delivery(store, delivery, membership)
         on_cancel = None
         if self._uses_engine:
             on_cancel = self.outbox.put_cancel
@@ -143,9 +135,7 @@ class Manager:
         self.sessions: set[str] = set()
         self.adopted: set[str] = set()
         self._store = store
-        self._user = None  # all users
-        if not everybody:
-            self._user = resources.user
+        self._user = None if everybody else resources.user
         self.slots = user_limits.slots(settings)
         self._setup = setup
         self._day_caps = resources.day_caps
@@ -163,6 +153,18 @@ class Manager:
         self._settle_s = 0.0
         self._look_at_all_from_s = 0.0
         self._next_look_in_s = 0.0
+
+    def _set_delivery(self, store: Store, engine: Delivery | None, membership: Membership) -> None:
+        """Decide how this process hears of runs and hands them out: by the engine, or by the log itself."""
+        log_itself = LogDelivery(store)
+        self.delivery: Delivery = engine or log_itself
+        self.outbox = Outbox(self.delivery, membership.tell)
+        self.offers = Offers(self.wake, membership)
+        self._uses_engine = self.delivery.carries and self.driver == "workers"
+        self._takes_only_offers = self.delivery.carries and self.mode.shares_log
+        self._offer_source: Delivery = log_itself
+        if self._takes_only_offers:
+            self._offer_source = self.delivery
 
     @property
     def leaves_runs(self) -> bool:

@@ -235,10 +235,7 @@ class ModelCalls:
             await self._log.append([*events, self._log.event(answer, model=self._config.model)])
             return Completion(text="", calls=(), raw={}, usage=None)
         await self._log.append(events)
-        turn, tries = self._tried
-        if turn != held.turn:
-            tries = 0
-        self._tried = (held.turn, tries + 1)
+        self._count_try(held.turn)
         wait_s = error.again_after_s
         may_retry = error.retryable or (error.kind == "usage_limit" and wait_s is not None)
         if error.kind == "thinking" and thinking_dropped:
@@ -256,6 +253,13 @@ class ModelCalls:
             until_us = now_us() + round(wait_s * US_PER_S)
             reason = f"{self._config.provider} takes no more calls until {iso_second(until_us)}; no run waits so long"
         return RunResult("error", reason, error_kind=error.kind, error_message=text, what_to_do=error.what_to_do)
+
+    def _count_try(self, turn: int) -> None:
+        """Count an attempt of a turn under this claim."""
+        counted_turn, tries = self._tried
+        if counted_turn != turn:
+            tries = 0
+        self._tried = (turn, tries + 1)
 
     async def _wait(self, wait_s: float | None, attempt: int) -> Paused | bool:
         """Return the pause in which the run waits for its next attempt, or whether it has waited and may make it.

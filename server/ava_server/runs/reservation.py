@@ -201,12 +201,7 @@ class Reservations:
                 if notice.phase is not None and attempt == 1:
                     await self._log.record(Activity(activity=DOING[notice.phase]))
                 return answer, call.request
-            # A call that gives way to other runs is followed by the wrap-up; only that one may get smaller then.
-            gives_way_to_wrap_up = answer.gives_way and last is None
-            if answer.cap == "overrun" or gives_way_to_wrap_up:
-                shape = None
-            else:
-                shape = self._smaller_shape(answer, last, notice, shape)
+            shape = self._smaller_shape(answer, last, notice, shape)
             if shape is not None:
                 continue
             if last is not None:  # not even the wrap-up fits: the run ends with what it has
@@ -443,8 +438,12 @@ class Reservations:
         """Return the best shape in which a call fits what a cap has left; None where none does.
 
         A call first gets a shorter answer; then the measured ratio in place of one token per byte; then it leaves out
-        old results, and shows only the beginning of new ones.
+        old results, and shows only the beginning of new ones. A call that gives way to other runs is not made smaller:
+        the wrap-up follows.
         """
+        gives_way_to_wrap_up = reached.gives_way and last is None
+        if reached.cap == "overrun" or gives_way_to_wrap_up:
+            return None
         most = tried.output
         ratio = measured_byte_tokens(self._run)
         least = min(GOOD_OUTPUT, most)
