@@ -125,19 +125,24 @@ def invoke_agent(run: RunRow) -> _Block:
 
 def chat(run: RunRow, prefix: RunStarted | None, reserved: CostReserved) -> _Chat:
     """Return the span of one attempt of a model call. A model without an address in `prefix` is in this process."""
-    parameters = prefix.parameters if prefix is not None else {}
-    where = _address(str(parameters.get("base_url") or ""))
+    parameters: Mapping[str, Any] = {}
+    if prefix is not None:
+        parameters = prefix.parameters
+    address = _address(str(parameters.get("base_url") or ""))
+    kind = SpanKind.INTERNAL
+    if address:
+        kind = SpanKind.CLIENT
     attributes = {
         "gen_ai.operation.name": "chat",
         **_of_run(run),
-        **where,
+        **address,
         "gen_ai.request.max_tokens": reserved.max_output,
         "ava.run.turn": reserved.turn,
         "ava.run.attempt": reserved.attempt,
     }
     if parameters.get("stream"):
         attributes["gen_ai.request.stream"] = True
-    return _Chat(f"chat {_model_of(run)}", SpanKind.CLIENT if where else SpanKind.INTERNAL, attributes)
+    return _Chat(f"chat {_model_of(run)}", kind, attributes)
 
 
 def execute_tool(tool: str, call_id: str, run_id: str) -> _Tool:
@@ -180,7 +185,9 @@ def error_type(error: BaseException) -> str:
         return _TOOL_ERROR
     if isinstance(error, anyio.get_cancelled_exc_class()):
         return "cancelled"
-    return "timeout" if isinstance(error, TimeoutError) else type(error).__name__
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    return type(error).__name__
 
 
 def _fail(span: Span, kind: str) -> None:
@@ -221,11 +228,15 @@ def _used(usage: Usage) -> dict[str, int]:
 
 def _word(text: str) -> str:
     """Return a provider's value if it is one short word, else `other`."""
-    return text if _WORD.fullmatch(text) else "other"
+    if _WORD.fullmatch(text):
+        return text
+    return "other"
 
 
 @lru_cache(maxsize=64)
 def _address(url: str) -> Mapping[str, Any]:
     """Return host and port of an address, without user, path and query."""
     server = server_of_url(url)
-    return {"server.address": server[1], "server.port": server[2]} if server is not None else {}
+    if server is None:
+        return {}
+    return {"server.address": server[1], "server.port": server[2]}

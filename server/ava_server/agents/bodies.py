@@ -90,16 +90,19 @@ class Bodies:
 
     def _read(self, given: dict[str, Any], taken: Sequence[str]) -> AgentCall:
         form, closing = self._form, Closing(self._form)
-        known = {"model", "tools", "stream_options", form.one_answer, *form.fields, *form.output, *form.refused,
-                 *form.forced}  # fmt: skip
+        known = {"model", "tools", "stream_options", form.one_answer}
+        known.update(form.fields, form.output, form.refused, form.forced)
         given = {form.name(name, known): value for name, value in given.items()}
-        limits = as_object(given.get(form.output_under)) or {} if form.output_under else given
+        limits = given
+        if form.output_under:
+            limits = as_object(given.get(form.output_under)) or {}
         limits = {form.name(name, (*form.output, form.one_answer)): value for name, value in limits.items()}
         self._refuse_unapproved(given, limits)
         model = as_text(given.get("model"))
         body: dict[str, Any] = {"model": self._models[model]}
         fresh = _Fresh()
-        for name in (*form.head, form.items, *sorted(form.fields.keys() - {*form.head, form.items})):
+        first_names = (*form.head, form.items)
+        for name in (*first_names, *sorted(form.fields.keys() - set(first_names))):
             value = given.get(name)
             if name == "tools":
                 value = self._tools(value, closing)
@@ -113,11 +116,16 @@ class Bodies:
             closing.take(name[:_NAME_CHARS])
         for name in taken:
             closing.take(name)
-        outputs = [limits[name] for name in form.output if isinstance(limits.get(name), int) and limits[name] > 0]
+        outputs: list[int] = []
+        for name in form.output:
+            output = limits.get(name)
+            if isinstance(output, int) and output > 0:
+                outputs.append(output)
+        head_names = sorted(body.keys() - _NOT_SHOWN - {form.items})
         return AgentCall(
             model=model,
             body={**body, **form.forced},
-            head=encode({name: body[name] for name in sorted(body.keys() - _NOT_SHOWN - {form.items})}),
+            head=encode({name: body[name] for name in head_names}),
             items=tuple(encode(_unmarked(item)) for item in body[form.items]),
             asked_output=min(outputs, default=None),
             dropped=tuple(map(self._hide, closing.taken)),
@@ -162,15 +170,20 @@ class Bodies:
         kept: list[dict[str, Any]] = []
         for tool in _objects(given, "tools"):
             name, kind = _tool_name(tool), tool.get("type") or ""
-            if name in self._off or (isinstance(kind, str) and closing.is_taken_tool(kind)):
+            if name in self._off:
                 closing.take(f"tool {name or kind}"[:100])
-            elif isinstance(kind, str) and kind in self._form.tools.known:
-                closed = closing.close_tool(tool, kind)
-                if kind == "namespace":
-                    closed["tools"] = self._tools(tool.get("tools"), closing) or []
-                kept.append(closed)
-            else:
+                continue
+            if not isinstance(kind, str):
                 raise unseen(f"the tool {name!r} of type {kind!r}")
+            if closing.is_taken_tool(kind):
+                closing.take(f"tool {name or kind}"[:100])
+                continue
+            if kind not in self._form.tools.known:
+                raise unseen(f"the tool {name!r} of type {kind!r}")
+            closed = closing.close_tool(tool, kind)
+            if kind == "namespace":
+                closed["tools"] = self._tools(tool.get("tools"), closing) or []
+            kept.append(closed)
         return kept
 
     def _declared(self, given: Any, closing: Closing) -> list[dict[str, Any]]:
@@ -191,7 +204,9 @@ class Bodies:
                     closing.take(f"tool {kind}")
                 elif value is not None:
                     raise unseen(f"the tool {kind!r}")
-        return [{under: kept}] if kept else []
+        if not kept:
+            return []
+        return [{under: kept}]
 
     def _refuse_unapproved(self, given: Mapping[str, Any], limits: Mapping[str, Any]) -> None:
         model = as_text(given.get("model"))
@@ -242,16 +257,16 @@ class Bodies:
         """Return what a request has in a field, without secrets, and with cache marks for five minutes only."""
         if isinstance(value, list):
             return [self._cleaned(each, fresh) for each in as_list(value)]
-        known = encode(value)
-        found = self._clean.get(known)
-        if found is None:
-            fresh.take(len(known))
-            found = _each_text(value, self._hide)
-            self._clean_bytes += len(known)
+        content = encode(value)
+        clean_value = self._clean.get(content)
+        if clean_value is None:
+            fresh.take(len(content))
+            clean_value = _each_text(value, self._hide)
+            self._clean_bytes += len(content)
             if self._clean_bytes > _REMEMBERED_BYTES:
-                self._clean, self._clean_bytes = {}, len(known)
-            self._clean[known] = found
-        return found
+                self._clean, self._clean_bytes = {}, len(content)
+            self._clean[content] = clean_value
+        return clean_value
 
     def _hide(self, text: str) -> str:
         return self._redactor.redact(text)[0]
@@ -268,12 +283,13 @@ _LEAST_BUDGET = 1_024
 
 def _objects(given: Any, path: str) -> list[dict[str, Any]]:
     """Return the objects in a list, or the one in its place. Raises CallRefused if there is something else."""
-    listed = as_list(given) if isinstance(given, list) else [given]
-    listed = [each for each in listed if each is not None]
-    other = [each for each in listed if not isinstance(each, dict)]
-    if other:
-        raise unseen(f"a {type(other[0]).__name__} in {path}")
-    return objects_in(listed)
+    values: list[Any] = [given]
+    if isinstance(given, list):
+        values = as_list(given)
+    for value in values:
+        if value is not None and not isinstance(value, dict):
+            raise unseen(f"a {type(value).__name__} in {path}")
+    return objects_in([value for value in values if value is not None])
 
 
 def _tool_name(tool: Mapping[str, Any]) -> str:
@@ -281,7 +297,11 @@ def _tool_name(tool: Mapping[str, Any]) -> str:
 
 
 def _each_text(value: Any, hide: Callable[[str], str], *, free: bool = False) -> Any:
-    """Return JSON with its texts hidden. `free`: an agent chose its form, so no field in it is a mark or an id."""
+    """Return JSON with its texts hidden.
+
+    `free`: an agent chose its form, so no field in it is a mark or an id. Raises CallRefused if a secret stands in a
+    field that a provider has signed.
+    """
     if isinstance(value, str):
         return hide(value)
     if isinstance(value, list):
@@ -289,23 +309,29 @@ def _each_text(value: Any, hide: Callable[[str], str], *, free: bool = False) ->
     fields = as_object(value)
     if fields is None:
         return value
-    made: dict[str, Any] = {}
-    sealed = _SEALED if not free else frozenset[str]()
-    if sealed and fields.get("type") == "thinking" and fields.get("signature"):
+    hidden: dict[str, Any] = {}
+    if free:
+        for name, each in fields.items():
+            hidden[hide(name)] = _each_text(each, hide, free=True)
+        return hidden
+    sealed = _SEALED
+    if fields.get("type") == "thinking" and fields.get("signature"):
         sealed = sealed | {"thinking"}
     for name, each in fields.items():
         text = as_text(each)
         if text and name in sealed:
             _refuse_secret(text, name, hide)
-        if free or not (text or name == "cache_control"):
-            made[hide(name)] = _each_text(each, hide, free=free or name in _FREE)
-        elif name == "cache_control":
-            made[name] = {"type": "ephemeral"}
+        if name == "cache_control":
+            hidden[name] = {"type": "ephemeral"}
+        elif not text:
+            hidden[hide(name)] = _each_text(each, hide, free=name in _FREE)
         elif name in _IDS:
-            made[name] = own_id(text, hide)
+            hidden[name] = own_id(text, hide)
+        elif name == "arguments":
+            hidden[hide(name)] = _in_json(text, hide)
         else:
-            made[hide(name)] = _in_json(text, hide) if name == "arguments" else hide(text)
-    return made
+            hidden[hide(name)] = hide(text)
+    return hidden
 
 
 def _refuse_secret(text: str, name: str, hide: Callable[[str], str]) -> None:
@@ -317,13 +343,15 @@ def _refuse_secret(text: str, name: str, hide: Callable[[str], str]) -> None:
 
 
 def _in_json(text: str, hide: Callable[[str], str]) -> str:
-    """Return a text hidden, as the JSON that it is, whose escapes would hide a secret, if it is any."""
+    """Return a text without secrets; JSON is searched as its values, as its escapes could hide a secret."""
     try:
-        given = decode(text)
-        found = _each_text(given, hide, free=True)
+        value = decode(text)
+        hidden = _each_text(value, hide, free=True)
     except ValueError:
         return hide(text)
-    return hide(text if found == given else encode(found).decode())
+    if hidden == value:
+        return hide(text)
+    return hide(encode(hidden).decode())
 
 
 def own_id(given: str, hide: Callable[[str], str]) -> str:

@@ -157,23 +157,34 @@ class _Model:
         if scope["type"] != "http":
             return
         body = b""
-        while (message := await receive())["type"] == "http.request":
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                break
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
         path = str(scope["path"])
-        asked = GOOGLE_EVENTS if path.endswith(f":{STREAM}") else path.rpartition("/v1")[2]
-        events = _EVENTS.get(asked) if scope["method"] == "POST" else None
-        status, kind, content = (200, b"text/event-stream", events) if events else (404, b"application/json", b"{}")
-        if events is not None:
-            self.sizes.append(len(body))
-            with suppress(ValueError, AttributeError):
-                given = json.loads(body)
-                tools = [each for tool in given.get("tools", []) for each in tool.get("functionDeclarations", [tool])]
-                names = [str(tool.get("name") or tool.get("function", {}).get("name")) for tool in tools]
-                self.tools = max(self.tools, names, key=len)
-        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind)]})
+        endpoint = path.rpartition("/v1")[2]
+        if path.endswith(f":{STREAM}"):
+            endpoint = GOOGLE_EVENTS
+        if scope["method"] == "POST" and endpoint in _EVENTS:
+            self._note_request(body)
+            status, content_type, content = 200, b"text/event-stream", _EVENTS[endpoint]
+        else:
+            status, content_type, content = 404, b"application/json", b"{}"
+        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type)]})
         await send({"type": "http.response.body", "body": content})
+
+    def _note_request(self, body: bytes) -> None:
+        """Note the size of a request, and its tools if no earlier one had more."""
+        self.sizes.append(len(body))
+        with suppress(ValueError, AttributeError):
+            names: list[str] = []
+            for tool in json.loads(body).get("tools", []):
+                for declared in tool.get("functionDeclarations", [tool]):  # Google's stand in lists
+                    names.append(str(declared.get("name") or declared.get("function", {}).get("name")))
+            self.tools = max(self.tools, names, key=len)
 
 
 def _stream(*events: dict[str, Any], end: str = "") -> bytes:

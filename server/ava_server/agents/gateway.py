@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import uvicorn
@@ -110,10 +110,10 @@ class Gateway:
         headers = Headers(scope=scope)
         path = str(scope["path"]).rstrip("/")
         method = str(scope["method"])
-        request = self._model.wire.request_at(path) if method == "POST" else None
+        answer: Response | None
         if method == "HEAD" and not path:  # an agent looks whether somebody is there
-            answer: Response | None = Response()
-        elif not self._is_theirs(headers):
+            answer = Response()
+        elif not self._has_secret(headers):
             answer = self._error(401, "authentication_error", "the secret of this run is missing or wrong")
         elif path == "/mcp" and self._mcp is not None:
             try:
@@ -123,19 +123,30 @@ class Gateway:
             else:
                 await self._mcp(scope, _replayed(content, receive), send)
                 return
-        elif method == "GET" and path.endswith("/models"):
-            answer = JSONResponse(self._models())
-        elif method == "POST" and self._model.wire.counted(path):
-            answer = await self._in_room(partial(self._count, receive))
-        elif request is not None:
-            unanswered = self._model.wire.unanswered_form(path, scope["query_string"].decode("latin-1"))
-            answer = await self._in_room(partial(self._call, headers, receive, send, request, unanswered))
         else:
-            answer = self._error(404, "not_found_error", f"there is no {method} {path[:100]} here")
+            answer = await self._answer_model_api(method, path, scope, receive, send)
         if answer is not None:
             await answer(scope, receive, send)
 
-    def _is_theirs(self, headers: Headers) -> bool:
+    async def _answer_model_api(
+        self, method: str, path: str, scope: Scope, receive: Receive, send: Send
+    ) -> Response | None:
+        """Answer a request of the model's API; None where the answer has been sent."""
+        wire = self._model.wire
+        if method == "GET" and path.endswith("/models"):
+            return JSONResponse(self._models())
+        if method == "POST":
+            if wire.counted(path):
+                return await self._in_room(partial(self._count, receive))
+            fields = wire.request_at(path)
+            if fields is not None:
+                unanswered = wire.unanswered_form(path, scope["query_string"].decode("latin-1"))
+                work = partial(self._call, Headers(scope=scope), receive, send, fields, unanswered)
+                return await self._in_room(work)
+        return self._error(404, "not_found_error", f"there is no {method} {path[:100]} here")
+
+    def _has_secret(self, headers: Headers) -> bool:
+        """Tell whether a request has the run's secret, in any of the headers in which agents send a key."""
         keys = [headers.get("x-api-key", ""), headers.get("x-goog-api-key", "")]
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
@@ -146,7 +157,9 @@ class Gateway:
         return self._model.wire.model_list(self._bodies.models)
 
     def _error(self, status: int, kind: str, message: str, wait_s: float | None = None) -> Response:
-        headers = {"x-should-retry": "true" if status in (429, 529) else "false"}
+        headers = {"x-should-retry": "false"}
+        if status in (429, 529):
+            headers["x-should-retry"] = "true"
         if wait_s is not None:
             headers["retry-after"] = str(max(round(wait_s), 1))
         return JSONResponse(self._model.wire.error_body(status, kind, message, wait_s), status, headers)
@@ -199,16 +212,20 @@ class Gateway:
         headers: Headers,
         receive: Receive,
         send: Send,
-        asked: Mapping[str, Any],
+        in_address: Mapping[str, Any],
         unanswered: str,
         take: Callable[[int], None],
     ) -> Response | None:
-        """Forward a request, whose address has `asked`, once it is admitted; `unanswered` says why it is not."""
+        """Forward a request once it is admitted; return the answer where none has been sent.
+
+        `in_address` are fields that its address has. `unanswered`: why a request to this address is refused, or empty.
+        """
+        unknown_betas = [name for name in _betas(headers) if not _BETA.fullmatch(name)]
         try:
             content = await _body(receive, take)
             if unanswered:
                 raise CallRefused("form", unanswered)
-            call = await self._read(content, [name for name in _betas(headers) if not _BETA.fullmatch(name)], asked)
+            call = await self._read(content, unknown_betas, in_address)
         except CallRefused as why:
             with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
                 await self._meter.refuse(why)
@@ -236,10 +253,10 @@ class Gateway:
             status, kind = _FAILED["overloaded"]
         return self._error(status, kind, str(failed), failed.again_after_s)
 
-    async def _read(self, content: bytes, unknown_betas: Sequence[str], asked: Mapping[str, Any]) -> AgentCall:
+    async def _read(self, content: bytes, unknown_betas: Sequence[str], in_address: Mapping[str, Any]) -> AgentCall:
         taken = [f"anthropic-beta {name[:_BETA_CHARS]}" for name in unknown_betas]
         try:
-            return await hide_apart(partial(self._bodies.read, content, taken, asked), len(content))
+            return await hide_apart(partial(self._bodies.read, content, taken, in_address), len(content))
         except TimeoutError:
             sentence = f"its secrets could not be looked for within {HIDE_WITHIN_S:g} s; send less at once"
             raise CallRefused("form", sentence) from None
@@ -263,21 +280,27 @@ class Gateway:
 
     def _refused(self, why: CallRefused) -> Response:
         status, kind = _STATUS[why.reason]
-        return self._error(status, kind, str(why), BUSY_S if why.reason == "busy" else None)
+        wait_s = None
+        if why.reason == "busy":
+            wait_s = BUSY_S
+        return self._error(status, kind, str(why), wait_s)
 
     def _over(self) -> Response:
         return self._error(403, "permission_error", "this run is over")
 
     async def _forward(self, forwarded: _Forwarded, headers: Headers) -> None:
         call, bodies, wire = forwarded.admitted.call, self._bodies, self._model.wire
-        passed = ",".join(name for name in _betas(headers) if _BETA.fullmatch(name))
+        passed_headers: dict[str, str] | None = None
+        betas = [name for name in _betas(headers) if _BETA.fullmatch(name)]
+        if betas:
+            passed_headers = {"anthropic-beta": ",".join(betas)}
         with forwarded.reading:
             try:
                 async with self._model.exchange(
                     lambda: encode(wire.accepted_body(bodies.limited(call, forwarded.admitted.output))),
                     self._meter.check,
                     lambda: bodies.shown_bytes(call),
-                    {"anthropic-beta": passed} if passed else None,
+                    passed_headers,
                     most_output=forwarded.admitted.output,
                     streaming=call.body.get("stream") is True,
                 ) as stream:
@@ -325,8 +348,13 @@ class _Forwarded:
         if self.completion is not None:
             await meter.answered(self.admitted, self.completion, took_ms)
             return
-        billed = self.sent and (self.error is None or may_have_been_billed(self.error))
-        await meter.failed(self.admitted, "unknown" if billed else "not_billed", self.error, took_ms)
+        may_be_billed = self.sent
+        if self.error is not None and not may_have_been_billed(self.error):
+            may_be_billed = False
+        settlement: Literal["unknown", "not_billed"] = "not_billed"
+        if may_be_billed:
+            settlement = "unknown"
+        await meter.failed(self.admitted, settlement, self.error, took_ms)
 
 
 def _betas(headers: Headers) -> list[str]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, cast
 
 import anyio
 import anyio.to_thread
@@ -177,7 +177,7 @@ class RunMeter:
             raise CallRefused("busy", _BUSY.format(what="an earlier request of this run waits for money"))
         try:
             try:
-                return await self._admitted(call, until)
+                return await self._reserve_that_fits(call, until)
             finally:
                 self._one.release()
         except AuditError as error:
@@ -185,15 +185,18 @@ class RunMeter:
             raise CallRefused("over", "this run is over") from error
 
     async def refuse(self, why: CallRefused) -> None:
-        said = f"a model request was not sent: {self._hide(str(why))}"
-        note = AgentNote(kind="refused", text=said)
-        is_new = said not in self._refused and len(self._refused) < MOST_REFUSED
-        if is_new and self._unpaid.take(note_bytes(note), hands_over=True):
-            self._refused.add(said)
-            try:
-                await self._log.record(note)
-            except AuditError as error:
-                self.fail(error)
+        """Record once why a request was refused; not if the log has too many of these, or no room is left."""
+        sentence = f"a model request was not sent: {self._hide(str(why))}"
+        if sentence in self._refused or len(self._refused) >= MOST_REFUSED:
+            return
+        note = AgentNote(kind="refused", text=sentence)
+        if not self._unpaid.take(note_bytes(note), hands_over=True):
+            return
+        self._refused.add(sentence)
+        try:
+            await self._log.record(note)
+        except AuditError as error:
+            self.fail(error)
 
     async def check(self) -> None:
         """Check that this process still owns the run. Raises StaleOwner, StoreUnavailable: nothing may be sent."""
@@ -225,24 +228,29 @@ class RunMeter:
 
     def _answer_facts(self, completion: Completion, turn: int) -> list[Fact]:
         """Return what the log has of an answer: its secrets are hidden, which takes long if the answer is long."""
-        shown = [(call, self._hide(call.name), own_id(call.call_id, self._hide)) for call in completion.calls]
-        facts: list[Fact] = [
-            AssistantMessage(
-                text=self._hide(completion.text), turn=turn, attempt=1, calls=tuple(
-                    {"call_id": call_id, "name": name, "raw_args": self._hide(call.raw_args)}
-                    for call, name, call_id in shown
-                ), stop_reason=completion.stop_reason, request_id=completion.request_id,
-                notes=tuple(map(self._hide, completion.notes)),
-            )
-        ]  # fmt: skip
+        calls: list[dict[str, Any]] = []
+        tool_calls: list[ToolCall] = []
+        for call in completion.calls:
+            name = self._hide(call.name)
+            call_id = own_id(call.call_id, self._hide)
+            calls.append({"call_id": call_id, "name": name, "raw_args": self._hide(call.raw_args)})
+            self.called[call_id] = call.name
+            if not self.is_own(call.name):  # Ava's own tools are recorded where they are carried out
+                args = self._run.context.redactor.redact_json(dict(call.args or {}))
+                tool_calls.append(ToolCall(tool=name[:100], args=args, call_id=call_id, turn=turn))
+        message = AssistantMessage(
+            text=self._hide(completion.text),
+            turn=turn,
+            attempt=1,
+            calls=tuple(calls),
+            stop_reason=completion.stop_reason,
+            request_id=completion.request_id,
+            notes=tuple(map(self._hide, completion.notes)),
+        )
+        facts: list[Fact] = [message]
         if completion.thinking:
             facts.append(ExtendedThinking(thinking=self._hide(completion.thinking), turn=turn))
-        for call, name, call_id in shown:
-            self.called[call_id] = call.name
-            if not self.is_own(call.name):  # those are recorded where they are carried out
-                args = self._run.context.redactor.redact_json(dict(call.args or {}))
-                facts.append(ToolCall(tool=name[:100], args=args, call_id=call_id, turn=turn))
-        return facts
+        return [*facts, *tool_calls]
 
     async def failed(
         self, admitted: Admitted, settlement: Literal["not_billed", "unknown"], error: ModelError | None, took_ms: int
@@ -254,7 +262,7 @@ class RunMeter:
             self._unpaid.total += self._open_bytes.get(reserved.fact.turn, 0)
         if error is not None:
             self.fault = error
-            self._failed_in_a_row = self._failed_in_a_row + 1
+            self._failed_in_a_row += 1
             if self._failed_in_a_row >= FAILED_CALLS:
                 self._on_stop()
             fact = ErrorOccurred(
@@ -266,55 +274,69 @@ class RunMeter:
 
     # -- reserving ----------------------------------------------------------------------------------------------------
 
-    async def _admitted(self, call: AgentCall, until: float) -> Admitted:
+    async def _reserve_that_fits(self, call: AgentCall, until: float) -> Admitted:
+        """Reserve a call with the longest answer that fits the caps. Raises CallRefused if none does."""
         await self._refuse_at_end()
-        seen = self._compared(call)
-        if sum(map(len, seen.fresh), len(call.head)) > MOST_NEW_BYTES:
-            why = CallRefused("form", f"it has more than {MOST_NEW_BYTES:,} bytes that no earlier request had")
-            await self.refuse(why)
-            raise why
-        size = sum(map(len, seen.fresh), len(call.head) if call.head_sha not in self._shown else 0)
-        if not self._unpaid.has_room(size + sum(self._open_bytes.values())):
-            why = CallRefused("form", self._unpaid.refusal)
-            await self.refuse(why)
-            raise why
+        seen = self._compare(call)
+        fresh_bytes = sum(map(len, seen.fresh))
+        if fresh_bytes + len(call.head) > MOST_NEW_BYTES:
+            await self._refuse_form(f"it has more than {MOST_NEW_BYTES:,} bytes that no earlier request had")
+        unpaid_bytes = fresh_bytes
+        if call.head_sha not in self._shown:
+            unpaid_bytes += len(call.head)
+        if not self._unpaid.has_room(unpaid_bytes + sum(self._open_bytes.values())):
+            await self._refuse_form(self._unpaid.refusal)
         shown = await anyio.to_thread.run_sync(self._shown_by, call, seen, self._turn + 1)
         most = self._most_output(call)
         tries, output = 0, most
         ratio: float | None = None
         while True:
-            asked = self._request(call, output, ratio)
-            answer = await self._reserve(asked, shown, until)
-            if isinstance(answer, MoneyWait):
-                raise CallRefused("busy", _BUSY.format(what=f"this run {answer.words}"))
+            request = self._request(call, output, ratio)
+            answer = await self._reserve(request, shown, until)
             if isinstance(answer, Reservation):
-                self._remember(call, shown, asked)
+                self._remember(call, shown, request)
                 self._open.add(answer.fact.turn)
-                self._open_bytes[answer.fact.turn] = size
+                self._open_bytes[answer.fact.turn] = unpaid_bytes
                 if self._left_to_hand_over is not None:
                     self._left_to_hand_over -= 1
                 return Admitted(call, output, answer.fact.turn, answer)
+            if isinstance(answer, MoneyWait):
+                raise CallRefused("busy", _BUSY.format(what=f"this run {answer.words}"))
             tries += 1
-            ends = answer.cap == "overrun" or answer.gives_way
-            smaller = self._fitting(answer, call, most) if tries < TRIES and not ends else None
-            if smaller is None and answer.cap != "overrun" and self._open:  # what they hold may be more than they cost
+            is_overrun = answer.cap == "overrun"
+            may_be_smaller = tries < TRIES and not is_overrun and not answer.gives_way
+            smaller = None
+            if may_be_smaller:
+                smaller = self._fitting(answer, call, most)
+            if smaller is not None:
+                output, ratio = smaller
+                continue
+            if self._open and not is_overrun:  # the calls in flight may hold more than they will cost
                 await self._settled.wait()
                 tries, output, ratio = 0, most, None
                 continue
-            if smaller is None:
-                cap = self.cap or LastTurn(status=answer.status, reason=cap_words(answer, asked, self._log))
-                if self.cap is None:
-                    await self._reach(cap)
-                raise CallRefused("cap", self._refusal(cap))
-            output, ratio = smaller
+            cap = self.cap
+            if cap is None:
+                cap = LastTurn(status=answer.status, reason=cap_words(answer, request, self._log))
+                await self._reach(cap)
+            raise CallRefused("cap", self._refusal(cap))
+
+    async def _refuse_form(self, sentence: str) -> NoReturn:
+        """Record why a request cannot be sent as it is, and raise CallRefused."""
+        why = CallRefused("form", sentence)
+        await self.refuse(why)
+        raise why
 
     async def _refuse_at_end(self) -> None:
+        """Raises CallRefused if the run is over, or a cap leaves no call for handing over."""
         if self.error is not None:
             raise CallRefused("over", "this run is over")
         if self._is_done():
             raise CallRefused("over", "the result is handed over")
-        if self.cap is None and (cap := counted_cap(self._run, self._turn)) is not None:
-            await self._reach(cap)
+        if self.cap is None:
+            cap = counted_cap(self._run, self._turn)
+            if cap is not None:
+                await self._reach(cap)
         if self.cap is not None and not self._left_to_hand_over:
             raise CallRefused("cap", self._refusal(self.cap))
 
@@ -341,19 +363,19 @@ class RunMeter:
         bound = self._bounds.bound(call, output)
         if byte_tokens is not None:
             bound = bound.by_ratio(byte_tokens)
-        wrap: Bound | None = None
-        wrap_tokens = 0
+        price = self._config.price
+        wrap_micros = wrap_tokens = 0
         if not self.hands_over:  # any conversation may be the one that hands the work over: the longest counts
             wrap_prompts = {**self._wrap_prompts, call.head_sha: bound.prompt_tokens + output + WRAP_PROMPT}
             wrap = Bound(max(wrap_prompts.values()), self._config.wrap_output)
+            wrap_micros = reserve_micros(price, wrap)
             wrap_tokens = wrap.prompt_tokens + wrap.output_tokens
-        price = self._config.price
         fact = CostReserved(
             turn=self._turn + 1,
             attempt=1,
             scopes=(),
             micros=reserve_micros(price, bound),
-            wrap_micros=reserve_micros(price, wrap) if wrap is not None else 0,
+            wrap_micros=wrap_micros,
             prompt_tokens=bound.prompt_tokens,
             max_output=output,
             upto_seq=self._log.history.last_message_seq,
@@ -373,39 +395,45 @@ class RunMeter:
         def fits(output: int, ratio: float | None) -> bool:
             return self._request(call, output, ratio).needs(reached.cap) <= reached.left
 
-        for ratio in (None,) if measured is None else (None, measured):
-            found = largest(lambda output, each=ratio: fits(output, each), min(LEAST_OUTPUT, most), most)  # type: ignore[misc]
-            if found is not None:
-                return found, ratio
+        ratios: list[float | None] = [None]
+        if measured is not None:
+            ratios.append(measured)
+        for ratio in ratios:
+            output = largest(partial(fits, ratio=ratio), min(LEAST_OUTPUT, most), most)
+            if output is not None:
+                return output, ratio
         return None
 
     async def _reserve(
-        self, asked: CapRequest, shown: list[Fact], until: float
+        self, request: CapRequest, shown: list[Fact], until: float
     ) -> Reservation | CapReached | MoneyWait:
         """Reserve a call and record what it shows, in one transaction; wait for money of others, at most `until`."""
         events = [self._log.event(fact) for fact in shown]
 
         def command(patience: Patience) -> Command[Reservation | CapReached | MoneyWait]:
-            in_line = reserve_in_line(self._log.fence, self._log.who, asked, self._run.context.caps, patience)
+            reserve = reserve_in_line(self._log.fence, self._log.who, request, self._run.context.caps, patience)
 
-            def both(view: View, now_us: int) -> Outcome[Reservation | CapReached | MoneyWait]:
-                outcome = in_line(view, now_us)
-                more = events if isinstance(outcome.value, Reservation) else ()
-                return Outcome(outcome.value, (*outcome.events, *more))
+            def reserve_and_record(view: View, now_us: int) -> Outcome[Reservation | CapReached | MoneyWait]:
+                outcome = reserve(view, now_us)
+                if not isinstance(outcome.value, Reservation):
+                    return outcome
+                return Outcome(outcome.value, (*outcome.events, *events))
 
-            return both
+            return reserve_and_record
 
-        def granted(answer: Reservation | CapReached | MoneyWait) -> None:
+        def fold(answer: Reservation | CapReached | MoneyWait) -> None:
             if isinstance(answer, Reservation):
-                for number, fact in enumerate((answer.fact, *(event.fact for event in events))):
+                for number, fact in enumerate((answer.fact, *shown)):
                     self._log.history.add(answer.seq + number, fact)
 
-        least = asked.fact.micros + asked.fact.wrap_micros
-        return await self._line.ask(command, granted, lambda: least, most_s=max(until - time.monotonic(), 0.0))
+        least_micros = request.fact.micros + request.fact.wrap_micros
+        most_s = max(until - time.monotonic(), 0.0)
+        return await self._line.ask(command, fold, lambda: least_micros, most_s=most_s)
 
     # -- what a request shows -----------------------------------------------------------------------------------------
 
-    def _compared(self, call: AgentCall) -> _Seen:
+    def _compare(self, call: AgentCall) -> _Seen:
+        """Return what of a call an earlier request has shown already, and the items that are new."""
         chain = call.chain
         known = next((count for count in range(len(call.items), 0, -1) if chain[count] in self._shown), 0)
         return _Seen(self._shown.get(chain[known]), known, call.items[known:])
@@ -413,15 +441,21 @@ class RunMeter:
     def _shown_by(self, call: AgentCall, seen: _Seen, turn: int) -> list[Fact]:
         """Return what a call shows. Blocks for a long one, as finding its bound does, which is kept."""
         self._bounds.bound(call, 1)
-        given: dict[str, Any] = {"items": [json.loads(item) for item in seen.fresh]}
+        content: dict[str, Any] = {"items": [json.loads(item) for item in seen.fresh]}
         if call.head_sha not in self._shown:
-            given["head"] = json.loads(call.head)
-        shown, cut = sanitize_json(given)
+            content["head"] = json.loads(call.head)
+        clean_content, cut = sanitize_json(content)
+        cut_in_log = [f"{IN_LOG_ALONE}{name}" for name in cut]
         request = AgentRequest(
-            turn=turn, model=call.model, head_sha=call.head_sha, head=shown.get("head"), after=seen.after,
-            known=seen.known, items=tuple(shown["items"]),
-            dropped=(*self._newly_taken(call), *(f"{IN_LOG_ALONE}{each}" for each in cut)),
-        )  # fmt: skip
+            turn=turn,
+            model=call.model,
+            head_sha=call.head_sha,
+            head=clean_content.get("head"),
+            after=seen.after,
+            known=seen.known,
+            items=tuple(clean_content["items"]),
+            dropped=(*self._newly_taken(call), *cut_in_log),
+        )
         return [request, *self._new_results(seen, turn)]
 
     def _newly_taken(self, call: AgentCall) -> tuple[str, ...]:
@@ -429,35 +463,42 @@ class RunMeter:
         new = [name for name in call.dropped if name not in self._taken]
         return tuple(new[: max(MOST_TAKEN_NAMES - len(self._taken), 0)])
 
-    def _remember(self, call: AgentCall, shown: list[Fact], asked: CapRequest) -> None:
-        self._turn = asked.fact.turn
+    def _remember(self, call: AgentCall, shown: list[Fact], request: CapRequest) -> None:
+        """Note a reserved call: what follows it is compared with it, and its turn is taken."""
+        self._turn = request.fact.turn
         for link in call.chain:
             self._shown.setdefault(link, self._turn)
         self._taken.update(self._newly_taken(call))
-        self._wrap_prompts[call.head_sha] = asked.fact.prompt_tokens + asked.fact.max_output + WRAP_PROMPT
+        self._wrap_prompts[call.head_sha] = request.fact.prompt_tokens + request.fact.max_output + WRAP_PROMPT
         self._results.update(str(fact.call_id) for fact in shown if isinstance(fact, ToolResult))
 
     def _new_results(self, seen: _Seen, turn: int) -> Iterator[ToolResult]:
         """Yield the results of the agent's own tools that a request shows for the first time."""
         answered = set(self._results)
         for item in seen.fresh:
-            for found in results_in(json.loads(item)):
-                call_id = call_answered(found, self.called, answered)
+            for result in results_in(json.loads(item)):
+                call_id = call_answered(result, self.called, answered)
                 name = self.called.get(call_id)
                 if name is None or call_id in answered:
                     continue
                 answered.add(call_id)
-                if not self.is_own(name):
-                    shown = clean(found.text)[0]
-                    yield ToolResult(
-                        tool=name[:100], success=not found.failed, output=shown[:SHOWN_CHARS], call_id=call_id,
-                        turn=turn, output_sha=hashlib.sha256(found.text.encode()).hexdigest()[:32], chars=len(shown),
-                    )  # fmt: skip
+                if self.is_own(name):
+                    continue
+                text = clean(result.text)[0]
+                yield ToolResult(
+                    tool=name[:100],
+                    success=not result.failed,
+                    output=text[:SHOWN_CHARS],
+                    call_id=call_id,
+                    turn=turn,
+                    output_sha=hashlib.sha256(result.text.encode()).hexdigest()[:32],
+                    chars=len(text),
+                )
 
     def is_own(self, name: str) -> bool:
         """Tell whether a tool is one of Ava's, by the names that agents give the tools of a server `ava`."""
-        found = _OWN_TOOL.fullmatch(name)
-        return found is not None and found[1] in self._own_tools
+        match = _OWN_TOOL.fullmatch(name)
+        return match is not None and match[1] in self._own_tools
 
     # -- settling -----------------------------------------------------------------------------------------------------
 
@@ -532,20 +573,20 @@ def call_answered(result: ShownResult, called: Mapping[str, str], answered: Coll
 
 def results_in(item: Any) -> Iterator[ShownResult]:
     """Yield the tool results in a message of any wire."""
-    found = as_object(item) or {}
-    if found.get("role") == "tool" and "tool_call_id" in found:
-        yield ShownResult(str(found["tool_call_id"]), _text(found.get("content")), False)
-    elif str(found.get("type", "")).endswith("_call_output") and "call_id" in found:
-        yield ShownResult(str(found["call_id"]), _text(found.get("output")), found.get("status") == "failed")
-    for part in objects_in(found.get("parts")):  # Google's
-        answered = as_object(part.get("functionResponse"))
-        if answered is not None:
-            response = answered.get("response")
+    message = as_object(item) or {}
+    if message.get("role") == "tool" and "tool_call_id" in message:  # chat completions
+        yield ShownResult(str(message["tool_call_id"]), _text(message.get("content")), False)
+    elif str(message.get("type", "")).endswith("_call_output") and "call_id" in message:  # responses
+        yield ShownResult(str(message["call_id"]), _text(message.get("output")), message.get("status") == "failed")
+    for part in objects_in(message.get("parts")):  # Google's
+        answer = as_object(part.get("functionResponse"))
+        if answer is not None:
+            response = answer.get("response")
             failed = "error" in (as_object(response) or {})
-            call_id = str(answered.get("id", ""))
-            name = as_text(answered.get("name"))
+            call_id = str(answer.get("id", ""))
+            name = as_text(answer.get("name"))
             yield ShownResult(call_id, _text(_response_text(response)), failed, name)
-    for block in objects_in(found.get("content")):
+    for block in objects_in(message.get("content")):  # Anthropic's
         if block.get("type") == "tool_result":
             failed = block.get("is_error") is True
             yield ShownResult(str(block.get("tool_use_id", "")), _text(block.get("content")), failed)
@@ -554,14 +595,18 @@ def results_in(item: Any) -> Iterator[ShownResult]:
 def _response_text(response: Any) -> Any:
     """Return what a function gave back: Google's clients put it into one field of an object."""
     fields = as_object(response) or {}
-    return next(iter(fields.values())) if len(fields) == 1 else response
+    if len(fields) == 1:
+        return next(iter(fields.values()))
+    return response
 
 
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     texts = [str(block["text"]) for block in objects_in(content) if "text" in block]
-    return "\n".join(texts) if texts else json.dumps(content, ensure_ascii=False)
+    if texts:
+        return "\n".join(texts)
+    return json.dumps(content, ensure_ascii=False)
 
 
 def _count_tools(tool: Mapping[str, Any]) -> int:

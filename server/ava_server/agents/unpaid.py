@@ -42,11 +42,11 @@ class UnpaidBytes:
         return self.total + size <= MOST_UNPAID_BYTES - kept
 
     def take(self, size: int, *, hands_over: bool = False) -> bool:
-        """Count bytes that are to be written; False: there is no room for them."""
-        has_room = self.has_room(size, hands_over=hands_over)
-        if has_room:
-            self.total += size
-        return has_room
+        """Count bytes that are to be written. Returns False, and counts nothing, if there is no room for them."""
+        if not self.has_room(size, hands_over=hands_over):
+            return False
+        self.total += size
+        return True
 
     @property
     def refusal(self) -> str:

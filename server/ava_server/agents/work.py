@@ -149,9 +149,13 @@ class AgentWork:
             with clock.limit(left_s, plan_s):  # the start and the hand-over are in the time
                 async with self._opened() as (agent, resumed):
                     took = anyio.current_time() - began
+                    text = AGAIN
+                    if not resumed:
+                        text = self._first_message()
                     with clock.limit(max(work_s - took, 0.0), max(plan_s - took - wrap_s, 0.0)):
-                        result = await self._turns(agent, AGAIN if resumed else self._first())
-                    result = result or await self._wrap_up(agent, cap)
+                        result = await self._turns(agent, text)
+                    if result is None:
+                        result = await self._wrap_up(agent, cap)
             if self._usage:
                 shown = {name: value for name, value in self._usage.items() if isinstance(value, int | float)}
                 await self._log.record(AgentNote(kind="reported", text="its own count of usage", detail=shown))
@@ -225,11 +229,15 @@ class AgentWork:
                 return str(note.detail.get("session"))
         return None
 
-    def _first(self) -> str:
+    def _first_message(self) -> str:
+        """Return what the agent is told first: the prompt, its rules, its worktree and the task."""
         history = self._log.history
         prefix = history.prefix or self._run.context.started
-        ready = history.worktree.told if history.worktree is not None else ""
-        return "\n\n".join(filter(None, [prefix.system, RULES, ready, history.task_text]))
+        parts = [prefix.system, RULES]
+        if history.worktree is not None:
+            parts.append(history.worktree.told)
+        parts.append(history.task_text)
+        return "\n\n".join(filter(None, parts))
 
     # -- turns --------------------------------------------------------------------------------------------------------
 
@@ -387,11 +395,12 @@ class AgentWork:
     def _is_inside(self, path: str) -> bool:
         """Tell whether a path is in a folder that the agent may write; one that is relative is in none."""
         plain = path.removeprefix("file://")
-        return ".." not in plain.split("/") and any(
-            PurePosixPath(plain).is_relative_to(folder) for folder in self._folders
-        )
+        if ".." in plain.split("/"):
+            return False
+        return any(PurePosixPath(plain).is_relative_to(folder) for folder in self._folders)
 
     def _may_permit(self, ask: PermissionRequest) -> bool:
+        """Tell whether a tool may be used: it changes nothing outside the agent's folders, or is one of Ava's."""
         tool = ask.title.split("(")[0].strip()
         if tool in self._parts.spec.off:
             return False

@@ -99,14 +99,19 @@ class CapReached:
     @property
     def status(self) -> Literal["cost_exceeded", "token_exceeded"]:
         """The ending of a run that reaches this cap."""
-        return "token_exceeded" if self.cap == "max_tokens" else "cost_exceeded"
+        if self.cap == "max_tokens":
+            return "token_exceeded"
+        return "cost_exceeded"
 
 
 def scopes_of(run: RunRow, now_us: int) -> tuple[str, ...]:
     """Return the scopes of every cap on a call made now: run, plan, user's day, installation's day."""
     day = day_of(now_us)
-    plan = (run.plan_id,) if run.plan_id else ()
-    return (run.id, *plan, user_scope(run.user_id, day), installation_scope(day))
+    scopes = [run.id]
+    if run.plan_id:
+        scopes.append(run.plan_id)
+    scopes += [user_scope(run.user_id, day), installation_scope(day)]
+    return tuple(scopes)
 
 
 def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[CapLeft]:
@@ -114,9 +119,10 @@ def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[CapL
     config = config_of(run.config)
     day = day_of(now_us)
     limits: list[tuple[MoneyCapName, str, int]] = [("max_cost_cents", run.id, config.max_cost_micros)]
-    plan = view.plan_caps(run.plan_id) if run.plan_id else None
-    if run.plan_id and plan:
-        limits.append(("group_max_cost", run.plan_id, plan.cap_micros))
+    if run.plan_id:
+        plan = view.plan_caps(run.plan_id)
+        if plan:
+            limits.append(("group_max_cost", run.plan_id, plan.cap_micros))
     limits.append(("user_daily_cents", user_scope(run.user_id, day), caps.user_micros))
     limits.append(("installation_daily_cents", installation_scope(day), caps.installation_micros))
     lefts: list[CapLeft] = []
@@ -155,7 +161,9 @@ def reserve_in_line(
         if run.overrun:
             return Outcome(CapReached("overrun", 0), _end_of_wait(run, who, fence))
         lefts = [replace(cap, left=max(cap.left, 0)) for cap in money_caps(view, run, caps, now_us)]
-        wrap_micros = request.fact.wrap_micros if request.fact.tool_call is None else run.wrap_micros
+        wrap_micros = run.wrap_micros  # a call for a tool keeps what is held for the wrap-up
+        if request.fact.tool_call is None:
+            wrap_micros = request.fact.wrap_micros
         fact = request.fact.model_copy(update={"scopes": scopes_of(run, now_us), "wrap_micros": wrap_micros})
         need = fact.micros + fact.wrap_micros
         tightest = min(lefts, key=lambda cap: cap.left)
@@ -172,7 +180,7 @@ def reserve_in_line(
             if isinstance(answer, NoRoom):
                 reached = CapReached(answer.cap, answer.left, answer.gives_way)
                 return Outcome(reached, _end_of_wait(run, who, fence))
-            if answer is not None:
+            if isinstance(answer, MoneyWait):
                 return Outcome(answer, _begin_of_wait(run, who, fence, answer, patience))
         event = Event(who=who, fact=fact, fence=fence, model=request.model or config.model)
         return Outcome(Reservation(fact, request.tokens, view.head() + 1), (event,))
@@ -204,7 +212,9 @@ def end_money_wait(fence: Fence, who: Who) -> Command[None]:
 
     def command(view: View, _now_us: int) -> Outcome[None]:
         run = view.run(fence.run_id)
-        return Outcome(None, () if run is None else _end_of_wait(run, who, fence))
+        if run is None:
+            return Outcome(None)
+        return Outcome(None, _end_of_wait(run, who, fence))
 
     return command
 

@@ -109,8 +109,12 @@ def awaited_money(view: View, run: RunRow, is_alive: Callable[[str], bool]) -> s
     missing = need - (int(wait["limit"]) - view.bucket(scope).committed + run.wrap_in(scope))
     if missing <= 0:
         return _awaited_words(need, 0)
-    others = [each for each in view.money_holders() if each.id != run.id and each.held_in(scope) > 0]
-    holders = sum(each.instance is not None and is_alive(each.instance) for each in others)
+    holders = 0
+    for other in view.money_holders():
+        if other.id == run.id or other.held_in(scope) <= 0:
+            continue
+        if other.instance is not None and is_alive(other.instance):
+            holders += 1
     if holders == 0:  # it asks again within a second, and does not wait for runs that nobody works on
         return f"{format_usd(missing)} that paused runs hold"
     return _awaited_words(missing, holders)
@@ -137,18 +141,23 @@ class MoneyLine:
         self._need = need
         self._lefts = lefts
         self._only_asks = patience.least is None
-        self._least = need if patience.least is None else min(patience.least, need)
+        self._least = need
+        if patience.least is not None:
+            self._least = min(patience.least, need)
         self._order = (run.queued_us or 0, run.id)
-        self._others = [
-            each for each in view.money_holders() if each.id != run.id and each.instance not in patience.gone
-        ]
+        self._others: list[MoneyHolder] = []
+        for holder in view.money_holders():
+            if holder.id != run.id and holder.instance not in patience.gone:
+                self._others.append(holder)
 
     def decide(self) -> MoneyWait | NoRoom | None:
         """Return None where the call may be reserved now."""
         short = [cap for cap in self._lefts if self._need > cap.left]
         if not short:
             cap = self._cap_of_older_waiter()
-            return None if cap is None else self._wait(cap)
+            if cap is None:
+                return None
+            return self._wait(cap)
         if any(self._need > self._left_in_time(cap) for cap in short):
             tightest = min(self._lefts, key=self._left_in_time)
             return NoRoom(tightest.cap, max(self._left_in_time(tightest), 0))
@@ -175,7 +184,9 @@ class MoneyLine:
 
     def _wait(self, cap: CapLeft) -> MoneyWait:
         missing = max(self._need - cap.left, 0)
-        holders = sum(other.held_in(cap.scope) > 0 for other in self._others) if missing else 0
+        holders = 0
+        if missing:
+            holders = sum(other.held_in(cap.scope) > 0 for other in self._others)
         fact = MoneyAwaited(
             scope=cap.scope,
             limit=cap.limit,
@@ -261,7 +272,9 @@ class MoneyLine:
             return self._wait(cap)
         for waiter in line:
             if waiter.least <= waiter.left:  # the first that goes on in a smaller form
-                return self._no_room() if waiter is own else self._wait(cap)
+                if waiter is own:
+                    return self._no_room()
+                return self._wait(cap)
         for waiter in reversed(line):
             if waiter.wrap:  # the youngest with a last turn
                 if waiter is own:

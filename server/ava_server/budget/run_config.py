@@ -433,9 +433,11 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
         estimate = self.estimate
         if estimate is None:
             return None
-        cap = self.max_cost_micros
-        half = cap if estimate.half_micros is None else min(estimate.half_micros, cap)
-        most = cap if estimate.most_micros is None else min(estimate.most_micros, cap)
+        half = most = self.max_cost_micros
+        if estimate.half_micros is not None:
+            half = min(half, estimate.half_micros)
+        if estimate.most_micros is not None:
+            most = min(most, estimate.most_micros)
         return half, most
 
     @property
@@ -448,14 +450,18 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     @property
     def most_runs(self) -> int:
         """The greatest number of runs that it can become."""
-        return sum(step.new_runs for step in self.steps) if self.steps else 1
+        if self.steps:
+            return sum(step.new_runs for step in self.steps)
+        return 1
 
     @property
     def paid_runs(self) -> int:
         """The greatest number of runs that are not free."""
         if self.steps:
             return sum(step.new_runs for step in self.steps if not step.config.free)
-        return 0 if self.free else 1
+        if self.free:
+            return 0
+        return 1
 
     def cost_cap(self, spent_micros: int = 0) -> int | None:
         """Return the most that it may cost; None for a free run, unless something was billed anyway."""
@@ -465,7 +471,13 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
 
     @property
     def limits(self) -> dict[str, float]:
-        return {cap.argument: cap.argument_value(cap.of(self)) for cap in CAPS if not (cap is COST and self.free)}
+        """The caps by their arguments; a free run has none on its cost."""
+        limits: dict[str, float] = {}
+        for cap in CAPS:
+            if cap is COST and self.free:
+                continue
+            limits[cap.argument] = cap.argument_value(cap.of(self))
+        return limits
 
     def least_turns(self, micros: int) -> int:
         """Return how many turns an amount buys even if each call costs its maximum."""

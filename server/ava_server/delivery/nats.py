@@ -22,7 +22,7 @@ import logging
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -136,11 +136,16 @@ class NatsDelivery:
 
     async def work(self, name: str, queues: Sequence[str], slots: int, body: Body) -> None:
         free = anyio.Semaphore(slots)
-        pull_s = PULL_S if slots >= len(queues) else SHARED_PULL_S
+        pull_s = PULL_S
+        if slots < len(queues):
+            pull_s = SHARED_PULL_S
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._hear_cancels, body)
             for queue in queues:
-                tasks.start_soon(self._pull_all, queue, None if queue == PLANS else free, pull_s, body, tasks)
+                slots_of_queue: anyio.Semaphore | None = free
+                if queue == PLANS:  # plans take no slots
+                    slots_of_queue = None
+                tasks.start_soon(self._pull_all, queue, slots_of_queue, pull_s, body, tasks)
 
     async def state(self) -> EngineState:
         waiting: dict[str, int] = {}
@@ -198,8 +203,10 @@ class NatsDelivery:
         consumer = await stream.consumer_info(name, _token(queue))
         if not consumer.num_ack_pending:
             return True
-        given = consumer.delivered.stream_seq if consumer.delivered is not None else 0
-        return self._stored.get(run_id, 0) > given
+        last_delivered = 0
+        if consumer.delivered is not None:
+            last_delivered = consumer.delivered.stream_seq
+        return self._stored.get(run_id, 0) > last_delivered
 
     def _subject(self, run_id: str, queue: str) -> str:
         return f"{self._place.name}.run.{_token(queue)}.{_token(run_id)}"
@@ -292,8 +299,11 @@ class NatsDelivery:
         body: Body,
         tasks: anyio.abc.TaskGroup,
     ) -> None:
-        """Take one message of a queue for each free slot, as long as the worker takes any."""
-        held: tuple[Client, JetStreamContext.PullSubscription] | None = None
+        """Take one message of a queue for each free slot, as long as the worker takes any.
+
+        `free`: the worker's slots; None where the queue's runs take none.
+        """
+        subscribed: tuple[Client, JetStreamContext.PullSubscription] | None = None
         while True:
             await until_it_takes(body)
             if free is not None:
@@ -302,10 +312,10 @@ class NatsDelivery:
             began_s, fails = anyio.current_time(), False
             try:
                 client = await self._translated(self._connection())
-                if held is None or held[0] is not client:
-                    token = _token(queue)
-                    held = client, await client.jetstream().pull_subscribe_bind(token, self._place.name)
-                (message,) = await held[1].fetch(1, timeout=pull_s)
+                if subscribed is None or subscribed[0] is not client:
+                    subscription = await client.jetstream().pull_subscribe_bind(_token(queue), self._place.name)
+                    subscribed = client, subscription
+                (message,) = await subscribed[1].fetch(1, timeout=pull_s)
                 self._said.pop(queue, None)
             except (nats.errors.TimeoutError, TimeoutError):
                 fails = anyio.current_time() - began_s < pull_s / 2
@@ -336,8 +346,10 @@ class NatsDelivery:
             run_id = self._run_of(message)
             if run_id is not None and run_id in self._held:
                 await self._keep_newest(run_id, message)
-            elif run_id is None or not body.takes_runs():  # another worker may know it, or reach the log
-                await self._give_back(message, self._place.lease_s if run_id is None else LOOK_S)
+            elif run_id is None:  # another worker may know it
+                await self._give_back(message, self._place.lease_s)
+            elif not body.takes_runs():  # another worker may reach the log
+                await self._give_back(message, LOOK_S)
             else:
                 await self._work_on(run_id, message, body)
         finally:
@@ -383,19 +395,19 @@ class NatsDelivery:
 
     def _run_of(self, message: Msg) -> str | None:
         """Return the run that a message names; None where it is of another log or another version."""
-        try:
+        fields: dict[str, Any] = {}
+        with suppress(ValueError):
             read: object = json.loads(message.data)
-        except ValueError:
-            read = None
-        found = read if isinstance(read, dict) else {}
-        if found.get("v") != FORMAT or found.get("log") != self._place.log_id:
+            if isinstance(read, dict):
+                fields = cast("dict[str, Any]", read)
+        if fields.get("v") != FORMAT or fields.get("log") != self._place.log_id:
             self._note(
                 f"the stream {self._place.name} at {self._place.address} has a message of another log or another"
                 " version of Ava: give each log a name of its own under [delivery], and workers the version of the"
                 " servers"
             )
             return None
-        return str(found.get("run"))
+        return str(fields.get("run"))
 
     def _note(self, why: str, of: str = "") -> None:
         """Say why nothing of a queue is taken, once."""
@@ -412,7 +424,9 @@ class NatsDelivery:
     @property
     def _user(self) -> str:
         user, colon, _password = (self._place.credentials or "").partition(":")
-        return f"the user {user}" if colon else "this user"
+        if colon:
+            return f"the user {user}"
+        return "this user"
 
     async def _connection(self) -> Client:
         """Return the connection, and connect again if it is closed. Raises what `_translated` explains.

@@ -246,8 +246,11 @@ def freeze(
 
 
 def _check_case_id(case_id: str) -> None:
-    is_name = re.fullmatch(r"[\w.-]{1,80}", case_id) is not None
-    if not is_name or case_id.startswith(".") or f"{case_id}.toml".lower() == SUITE:
+    """Raises BadInput if a case cannot have this id: its files would be hidden, elsewhere, or the suite's own."""
+    is_file_name = re.fullmatch(r"[\w.-]{1,80}", case_id) is not None
+    is_hidden = case_id.startswith(".")
+    is_suite_file = f"{case_id}.toml".lower() == SUITE
+    if not is_file_name or is_hidden or is_suite_file:
         raise BadInput(f"--id: {case_id!r} cannot name a case; use letters, digits, `-` and `_`, but not `suite`")
 
 
@@ -332,7 +335,8 @@ def propose_checks(recording: Recording) -> tuple[Check, ...]:
     verify: Mapping[str, Any] = changes.get("verify") or {}
     before: Mapping[str, Any] = verify.get("before") or {}
     checks: list[Check] = []
-    if changes.get("verified") and before.get("passed") is False and changes.get("files"):
+    failed_before = before.get("passed") is False
+    if failed_before and changes.get("verified") and changes.get("files"):
         checks.append(Verify())
     if config.output_schema is not None:
         schema = Schema(schema=config.output_schema)
@@ -342,7 +346,10 @@ def propose_checks(recording: Recording) -> tuple[Check, ...]:
     figures = _figures(findings, normalize(output_text(result)), recording.texts.task)
     if figures:
         checks.append(Contains(texts=figures))
-    sources = dict.fromkeys(str(finding["source_url"]) for finding in findings if finding.get("source_url"))
+    sources: dict[str, None] = {}
+    for finding in findings:
+        if finding.get("source_url"):
+            sources[str(finding["source_url"])] = None
     if sources:
         checks.append(Sources(paths=tuple(sources)[:MOST_FIGURES]))
     if not checks and before.get("passed"):
@@ -386,7 +393,7 @@ def _copy_workspace(
     """Copy what a run read of its workspace, or all of it; return how many files, and what was left out."""
     size = count = 0
     left_out: list[str] = []
-    unread: list[str] = []
+    not_text: list[str] = []
     with closing(_open(recording, workspace)) as root:
         if whole:
             names = [entry.name for entry in root.walk()]
@@ -404,19 +411,20 @@ def _copy_workspace(
                 left_out.append(f"{shown(name)}, which is too large")
                 continue
             redacted, is_text = _redact_bytes(data, redactor)
-            if not is_text and redacted != data:
-                left_out.append(f"{shown(name)}, which is not text and has a secret")
-                continue
             if not is_text:
-                unread.append(shown(name))
+                if redacted != data:
+                    left_out.append(f"{shown(name)}, which is not text and has a secret")
+                    continue
+                not_text.append(shown(name))
             path = target.joinpath(*root.parts(name))
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(redacted)
             size += len(data)
             count += 1
-        if unread:
-            left_out.append(f"the search for secrets in what is not text: {list_names(unread, MOST_NAMED)}")
-        if not whole and {"run_bash", "python_exec"} & set(recording.config.tools):
+        if not_text:
+            left_out.append(f"the search for secrets in what is not text: {list_names(not_text, MOST_NAMED)}")
+        runs_commands = not {"run_bash", "python_exec"}.isdisjoint(recording.config.tools)
+        if runs_commands and not whole:
             left_out.append("files that only its commands read (--whole keeps all)")
     return count, left_out
 
@@ -435,25 +443,30 @@ def _copy_base(run_id: str, coding: Coding, target: Path, redactor: Redactor) ->
         ) from error
     count = 0
     for file in tracked:
-        path = target.joinpath(*PurePosixPath(file.name).parts)
-        if file.kind == "submodule" or (file.kind == "link" and not _stays_inside(file)):
+        is_link = file.kind == "link"
+        leads_outside = is_link and not _stays_inside(file)
+        if leads_outside or file.kind == "submodule":
             outside.append(shown(file.name))
             continue
         data, is_text = _redact_bytes(file.data, redactor)
         if data != file.data:
-            if not is_text or file.kind == "link":
+            if is_link or not is_text:
                 raise Refused(
                     f"{run_id}: {shown(file.name)} has a key in it and is no text, so it cannot be replaced there; take"
                     " it out of the repository and run the coder again, or --no-workspace makes a case of the recording"
                     " alone"
                 )
             replaced.append(shown(file.name))
+        path = target.joinpath(*PurePosixPath(file.name).parts)
         path.parent.mkdir(parents=True, exist_ok=True)
-        if file.kind == "link":
+        if is_link:
             path.symlink_to(os.fsdecode(data))
         else:
+            mode = 0o644
+            if file.kind == "program":
+                mode = 0o755
             path.write_bytes(data)
-            path.chmod(0o755 if file.kind == "program" else 0o644)
+            path.chmod(mode)
         count += 1
     left_out: list[str] = []
     if outside:

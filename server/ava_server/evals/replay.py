@@ -509,7 +509,9 @@ def _compare_decisions(recorded: Sequence[Entry], entries: Sequence[Entry]) -> l
         before = results_before.get(call)
         if before is None:
             continue
-        if before.success != result.success or bool(before.output_sha) != bool(result.output_sha):
+        same_success = before.success == result.success
+        same_execution = bool(before.output_sha) == bool(result.output_sha)  # a refused call has no output of a tool
+        if not same_success or not same_execution:
             line = result.output.partition("\n")[0][:200]
             notes.append(f"turn {call[0]}: {result.tool} would be answered with: {line}")
     for name, action, tool in _trips(entries) - _trips(recorded):
@@ -538,15 +540,14 @@ def _compare_reservations(before: CostReserved, now: CostReserved) -> Iterator[s
 
 def _compare_endings(recorded: Sequence[Entry], entries: Sequence[Entry]) -> list[str]:
     before, now = _own_ending(recorded, RunEnded), _own_ending(entries, RunEnded)
-    if before is None and now is None:
-        return []
-    if before is None or now is None or before.status != now.status:
-        ending_before, ending_now = "an end from outside", "nothing yet"
-        if before is not None:
-            ending_before = before.status
-        if now is not None:
-            ending_now = f"{now.status} ({now.stop_reason})"
-        return [f"it would end with {ending_now}, not with {ending_before}"]
+    if before is None:
+        if now is None:
+            return []
+        return [f"it would end with {now.status} ({now.stop_reason}), not with an end from outside"]
+    if now is None:
+        return [f"it would end with nothing yet, not with {before.status}"]
+    if before.status != now.status:
+        return [f"it would end with {now.status} ({now.stop_reason}), not with {before.status}"]
     notes: list[str] = []
     for name, action, tool in _trips(recorded) - _trips(entries):
         notes.append(f"the guardrail {name} would not have {action} {tool or 'it'} any more")
@@ -659,7 +660,9 @@ def report_lines(replayed: Replayed) -> list[str]:
         lines.append(
             f"From the answer of turn {first.turn} on, it is assumed that the model would have answered the same."
         )
-    about = "about " if replayed.estimated else ""
+    about = ""
+    if replayed.estimated:
+        about = "about "
     lines.append(
         f"Tokens: {before.prompt_tokens:,} in and {before.output_tokens:,} out before;"
         f" {about}{after.prompt_tokens:,} and {after.output_tokens:,} now."

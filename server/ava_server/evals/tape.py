@@ -326,8 +326,10 @@ class Tape:
         """Return what a replay compares of a request; of another model, not how the answers are written."""
         turns: list[Turn | str] = []
         for turn in request.turns:
-            is_foreign_answer = isinstance(turn, AssistantTurn) and not self.same_model
-            turns.append("an answer" if is_foreign_answer else turn)
+            if isinstance(turn, AssistantTurn) and not self.same_model:
+                turns.append("an answer")
+            else:
+                turns.append(turn)
         tools = {tool.name: tool.as_dict() for tool in request.tools}
         return request.system, tools, turns, request.max_output, request.thinking
 

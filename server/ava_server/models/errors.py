@@ -370,8 +370,11 @@ class Endpoint:
         wait: float | None = None
         if case.waits:
             wait = again_after({**error.headers, **headers}, error.words, now)
+        key = "a call without a key"
+        if self.api_key:
+            key = self.key
         fields = {
-            "key": self.key if self.api_key else "a call without a key",
+            "key": key,
             "model": repr(self.model),
             "again": _AGAIN,
             "to": self.clean(headers.get("location", "nowhere").split("?")[0]),
@@ -380,7 +383,10 @@ class Endpoint:
         }
         request_id = self._request_id(headers.get("request-id") or headers.get("x-request-id") or error.request_id)
         text = case.text
-        text += case.undated if wait is None else case.dated
+        if wait is None:
+            text += case.undated
+        else:
+            text += case.dated
         text += _call_details(status, proxy, request_id)
         sentence = f"{self.place} {text.format_map(fields)}"
         words = self.clean(error.words)

@@ -174,9 +174,10 @@ def _cache_mark(choice: Choice) -> CacheMark:
     host = host_of(choice.base_url)
     if host == _OPENAI and has_breakpoints:
         return "prompt_cache_breakpoint"
-    if host == _OPENROUTER and choice.wire == "chat_completions":
-        takes_marks = has_breakpoints or marks_cache(choice.wire, choice.base_url, choice.model_id)
-        return "cache_control" if takes_marks else ""
+    if host != _OPENROUTER or choice.wire != "chat_completions":
+        return ""
+    if has_breakpoints or marks_cache(choice.wire, choice.base_url, choice.model_id):
+        return "cache_control"
     return ""
 
 

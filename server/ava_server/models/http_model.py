@@ -145,7 +145,7 @@ class HttpModel:
             except (ModelError, AuditError):
                 raise
             except anyio.get_cancelled_exc_class() as cancelled:
-                if body:  # nothing has taken it to write it
+                if body:  # the client takes the body out of this list to write it, so nothing was sent
                     cancelled.add_note(NOT_SENT)
                 raise
             except Exception as error:  # the attempt has to be settled, whatever went wrong

@@ -458,15 +458,23 @@ def pieces(passage: Passage) -> Iterator[Passage]:
     fit into one; the next section has its own pieces.
     """
     starts, ends = _bounds(passage.text)
-    few = ROWS_CHARS if passage.place.startswith("sheet ") else QUOTE_CHARS
+    most_chars = QUOTE_CHARS
+    if passage.place.startswith("sheet "):
+        most_chars = ROWS_CHARS
     sections = list(_sections(passage.text))
     for start in starts:
-        limit = next((section for section in sections if section > start), len(passage.text))
-        fitting = [end for end in ends if start < end <= min(start + QUOTE_CHARS, limit)]
-        fitting = [end for end in fitting if end <= start + few] or fitting[:1]
-        end = fitting[-1] if fitting else _cut_at(passage.text, start)
+        next_section = next((section for section in sections if section > start), len(passage.text))
+        limit = min(start + QUOTE_CHARS, next_section)
+        quotable = [end for end in ends if start < end <= limit]
+        if quotable:
+            short = [end for end in quotable if end <= start + most_chars]
+            end = short[-1] if short else quotable[0]
+            yield from _piece(passage, start, end)
+            continue
+        # A sentence longer than a quote is cut into several pieces.
+        end = _cut_at(passage.text, start)
         yield from _piece(passage, start, end)
-        while not fitting and end < min(each for each in ends if each > start):  # a sentence that is longer
+        while end < min(each for each in ends if each > start):
             start, end = end, _cut_at(passage.text, end)
             yield from _piece(passage, start, end)
 

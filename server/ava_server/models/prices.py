@@ -44,15 +44,18 @@ def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime
     if seller is None:
         return f"the table knows no provider {base_url or provider}"
     name = model_id.lower()
-    model = _model_named(seller.models, name) or _model_in_region(seller, name)
+    model = _model_named(seller.models, name)
+    if model is None:
+        model = _model_in_region(seller, name)
     if model is None:
         similar = next((entry.id for entry in seller.models if entry.match.is_match(name)), None)
         if similar:
             return f"the table has only the similar {similar}"
         return f"{seller.name} sells none in the table"
     prices = _prices_at(model, now or datetime.now(UTC))
-    if any(price.input_mtok is None or price.output_mtok is None for price in prices):  # the table counts that as 0
-        return f"the table's entry {model.id} lacks an input or output price"
+    for price in prices:
+        if price.input_mtok is None or price.output_mtok is None:  # the table would count that as 0
+            return f"the table's entry {model.id} lacks an input or output price"
     dearest = _dearest([_Rates(price) for price in prices], model, f"genai-prices {__version__}")
     action = own_action(model_id)
     if action is not None and not dearest.per_request:

@@ -180,5 +180,8 @@ def is_local(base_url: str) -> bool:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return not (mapped or address).is_global and not address.is_multicast
+    if address.is_multicast:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        return not address.ipv4_mapped.is_global
+    return not address.is_global

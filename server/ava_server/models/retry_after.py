@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from email.utils import parsedate_to_datetime
 from zoneinfo import ZoneInfo
 
@@ -144,19 +144,23 @@ def _next_time(match: re.Match[str], now: datetime) -> datetime | None:
     if hour is None:
         return None
     try:
-        there = now.astimezone(UTC if zone in ("UTC", "GMT") else ZoneInfo(zone))
-        when = there.replace(hour=hour, minute=int(minute or 0), second=0, microsecond=0)
+        timezone: tzinfo = UTC
+        if zone not in ("UTC", "GMT"):
+            timezone = ZoneInfo(zone)
+        local_now = now.astimezone(timezone)
+        when = local_now.replace(hour=hour, minute=int(minute or 0), second=0, microsecond=0)
         if month is None:
-            has_passed = when <= there - _JUST_PAST
-            return when + timedelta(days=1) if has_passed else when
+            if when <= local_now - _JUST_PAST:
+                return when + timedelta(days=1)
+            return when
         when = when.replace(
-            year=int(year or there.year),
+            year=int(year or local_now.year),
             month=_MONTHS.index(month.lower()) + 1,
             day=int(day),
         )
-        has_passed = when <= there - timedelta(days=1)
+        has_passed = when <= local_now - timedelta(days=1)
         if has_passed and not year:
-            return when.replace(year=there.year + 1)
+            return when.replace(year=local_now.year + 1)
         return when
     except (ValueError, OverflowError, LookupError, OSError):
         return None

@@ -91,14 +91,19 @@ class CallReader:
         while True:
             self._skip(_BETWEEN)
             if self._at == len(self._text):
-                if not 0 < len(calls) <= _MOST:
-                    raise Unreadable(f"these are more than {_MOST} calls" if calls else "nothing stands in it")
+                if not calls:
+                    raise Unreadable("nothing stands in it")
+                if len(calls) > _MOST:
+                    raise Unreadable(f"these are more than {_MOST} calls")
                 return tuple(calls)
             begun = self._at
-            found = self._next()
-            if not found:
-                raise Unreadable("other words follow it" if calls else "it is not in a form that is known")
-            calls += [TextToolCall(name, args, self._text[begun : self._at]) for name, args in found]
+            next_calls = self._next()
+            if not next_calls:
+                if calls:
+                    raise Unreadable("other words follow it")
+                raise Unreadable("it is not in a form that is known")
+            source = self._text[begun : self._at]
+            calls += [TextToolCall(name, args, source) for name, args in next_calls]
 
     def _next(self) -> list[tuple[str, Mapping[str, Any]]]:
         """Return the calls of the form that begins here; none for an unknown form."""
@@ -139,8 +144,11 @@ class CallReader:
         found = self._skip(_CODER)
         if found is None:
             raise Unreadable("the name of its function is missing or not closed by >")
-        is_object = self._text.startswith("{", self._at)
-        args = self._object("</function>") if is_object else self._parameters(found[1], _CODER_PARAMETER)
+        args: dict[str, Any]
+        if self._text.startswith("{", self._at):
+            args = self._object("</function>")
+        else:
+            args = self._parameters(found[1], _CODER_PARAMETER)
         self._close("</function>", needed=True)
         return found[1], args
 
@@ -161,7 +169,9 @@ class CallReader:
             value, self._at = json_text.decode_at(self._text, begun)
         except json_text.NotJsonError:
             place = self._text.find(end, begun)
-            self._at = place if place >= 0 else len(self._text)
+            if place < 0:
+                place = len(self._text)
+            self._at = place
             repaired = json_text.decode_object(self._text[begun : self._at])
             if repaired is None:
                 raise Unreadable(f"its JSON is broken: {json_text.object_fault(self._text[begun:])}") from None
@@ -193,7 +203,9 @@ def whole_call(text: str, offered: Mapping[str, Any]) -> tuple[TextToolCall, ...
     if not inner.startswith("{"):
         return ()
     value = json_text.decode_object(inner)
-    if value is None or str(value.get("name")) not in offered or set(value) not in (_ARGUMENTS, _PARAMETERS):
+    if value is None or set(value) not in (_ARGUMENTS, _PARAMETERS):
+        return ()
+    if str(value.get("name")) not in offered:
         return ()
     name, args = _name_and_args(value)
     return (TextToolCall(name, args, inner),)
@@ -226,10 +238,13 @@ def _typed_argument(text: str, schema: Mapping[str, Any]) -> Any:
     if isinstance(value, str):
         return text if "string" in wanted else value
     kind = json_text.json_type(value)
-    loose = "string" not in wanted or kind in ("array", "object", "null")
-    if loose and (kind in wanted or (kind == "integer" and "number" in wanted)):
-        return value
-    return text
+    is_number_or_bool = kind not in ("array", "object", "null")
+    if "string" in wanted and is_number_or_bool:  # it may be meant as text
+        return text
+    fits = kind in wanted or (kind == "integer" and "number" in wanted)
+    if not fits:
+        return text
+    return value
 
 
 def _kinds(schema: Mapping[str, Any]) -> set[str]:
@@ -322,23 +337,28 @@ def _looks(text: str, start: int, offered: Iterable[str]) -> bool:
 
 def _is_quoted(calls: Sequence[TextToolCall], seen: Iterable[str]) -> bool:
     """Tell whether a call appears in what was read: as it is, in another form, or in pieces."""
-    wanted = [
-        (
-            _letters(call.source),
-            _letters(call.name),
-            _letters(json_text.encode(dict(call.args)).decode()),
-            [_letters(leaf) for leaf in _leaves(dict(call.args))],
+    forms: list[tuple[str, str, str, list[str]]] = []  # of each call: its source, name, arguments and their values
+    for call in calls:
+        args = dict(call.args)
+        forms.append(
+            (
+                _letters(call.source),
+                _letters(call.name),
+                _letters(json_text.encode(args).decode()),
+                [_letters(leaf) for leaf in _leaves(args)],
+            )
         )
-        for call in calls
-    ]
     for text in seen:
         plain = _unescaped(text)
         letters = _letters(plain)
-        marked = OPENING.search(plain) is not None
-        for source, name, args, leaves in wanted:
-            if source in letters or (leaves and args in letters):
+        has_opening = OPENING.search(plain) is not None
+        for source, name, arguments, values in forms:
+            if source in letters:
                 return True
-            if (marked or f"name:{name}" in letters) and name in letters and all(leaf in letters for leaf in leaves):
+            if values and arguments in letters:
+                return True
+            names_tool = name in letters and (has_opening or f"name:{name}" in letters)
+            if names_tool and all(value in letters for value in values):
                 return True
     return False
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, TypeGuard, cast
 
 from ava_audit.events import Usage
-from ava_server.models.base import AssistantTurn, Bound, ReportedUsage, Request, ToolSchema, Turn
+from ava_server.models.base import AssistantTurn, Bound, ReportedUsage, Request, Segment, ToolSchema, Turn
 from ava_server.models.json_text import encode, fields_of, join_surrogates
 
 MOST_TOKENS = 10**9
@@ -39,34 +39,35 @@ def read_usage(
     """
     if usage is None:
         return None, None, ("the provider reported no usage",)
-    cost, odd = _cost_micros(usage)
+    cost, notes = _cost_micros(usage)
     reported = _counts_in(usage)
-    for name, value in reported.items():
-        if not _is_count(value):
-            why = "is missing" if value is None else f"is {_value_words(value)}, which cannot be"
-            return None, cost, (*odd, f"usage not counted: {name} {why}")
+    fault = _fault_of_counts(reported)
+    if fault:
+        return None, cost, (*notes, fault)
     prompt, output, cached, written, thinking = map(int, reported.values())
-    total = int(usage["total_tokens"]) if _is_count(usage.get("total_tokens")) else None
+    total = _total_in(usage)
     beside = _beside_prompt(prompt, output, (cached, written), thinking, total)
     if beside:
-        odd = (*odd, "cached tokens reported beside the prompt, not in it")
+        notes = (*notes, "cached tokens reported beside the prompt, not in it")
         prompt += beside
     elif cached + written > prompt:
-        odd = (*odd, "the same tokens reported as read from the cache and as written to it")
+        notes = (*notes, "the same tokens reported as read from the cache and as written to it")
         cached = max(cached - written, 0)
         written = min(written, prompt)
-    output = _whole_output(prompt, output, thinking, total)
+    output = _output_with_thinking(prompt, output, thinking, total)
     only_total = (total or 0) - prompt - output
     if only_total > 0:
         more = _countable(only_total, output, most_output)
         output += more
         thinking += more
-        odd = (*odd, _total_note(only_total, more))
+        notes = (*notes, _total_note(only_total, more))
     shown = _shown_to_model(prompt, sent_bytes, seen)
     if prompt < _least_prompt(shown):
-        return None, cost, (*odd, f"usage not counted: a prompt of {prompt} tokens for {shown:,} bytes of text")
-    if output == 0 and has_content:
-        return None, cost, (*odd, "usage not counted: 0 tokens for an answer that is not empty")
+        fault = f"usage not counted: a prompt of {prompt} tokens for {shown:,} bytes of text"
+    elif output == 0 and has_content:
+        fault = "usage not counted: 0 tokens for an answer that is not empty"
+    if fault:
+        return None, cost, (*notes, fault)
     counts = Usage(
         input_tokens=prompt - cached - written,
         output_tokens=output,
@@ -74,10 +75,28 @@ def read_usage(
         cache_write_tokens=written,
         thinking_tokens=thinking,
     )
-    return counts, cost, odd
+    return counts, cost, notes
 
 
-def _whole_output(prompt: int, output: int, thinking: int, total: int | None) -> int:
+def _total_in(usage: Mapping[str, Any]) -> int | None:
+    """Return the total that a provider reports beside the parts; None without a possible one."""
+    total: Any = usage.get("total_tokens")
+    if not _is_count(total):
+        return None
+    return int(total)
+
+
+def _fault_of_counts(counts: Mapping[str, Any]) -> str:
+    """Return a note on the first count that is missing or cannot be true; empty if all can."""
+    for name, value in counts.items():
+        if value is None:
+            return f"usage not counted: {name} is missing"
+        if not _is_count(value):
+            return f"usage not counted: {name} is {_value_words(value)}, which cannot be"
+    return ""
+
+
+def _output_with_thinking(prompt: int, output: int, thinking: int, total: int | None) -> int:
     """Return the tokens of an answer with its thinking, which some providers count beside it; the total tells."""
     if total == prompt + output:
         return max(output, thinking)  # a part is never more than the whole
@@ -161,7 +180,9 @@ _THOUGHT_END = re.compile(r"</think(?:ing)?>|</seed:think>|\[/THINK\]|â—/thinkâ
 def shown_bytes(value: Any, *, answer: bool = False) -> int:
     """Return how many bytes of text a model is certainly shown of a part of a request, without names, ids, thinking."""
     if isinstance(value, str):
-        text = _THOUGHT_END.split(value)[-1] if answer else value
+        text = value
+        if answer:
+            text = _THOUGHT_END.split(value)[-1]
         return len(text.encode("utf-8", "replace"))
     if isinstance(value, list | tuple):
         return sum(shown_bytes(each, answer=answer) for each in cast("Sequence[Any]", value))
@@ -302,9 +323,9 @@ class CountedMessages:
         known, self._sizes = self._sizes, {}
         total = 0
         for turn in turns:
-            found = known.get(id(turn)) or (turn, len(encode(wire(turn))))  # keeping the turn keeps its id valid
-            self._sizes[id(turn)] = found
-            total += found[1]
+            _turn, size = known.get(id(turn)) or (turn, len(encode(wire(turn))))
+            self._sizes[id(turn)] = (turn, size)  # keeping the turn keeps its id valid
+            total += size
         return total
 
 
@@ -319,8 +340,10 @@ def bound(
     `wire` makes the message of a turn; `known` is None for the first call; `counted` is of this run's earlier messages.
     """
     turns = request.turns
-    segments = known.segments if known is not None else ()
-    answers: Mapping[int, int] = known.answers if known is not None else {}
+    segments: Sequence[Segment] = ()
+    answers: Mapping[int, int] = {}
+    if known is not None:
+        segments, answers = known.segments, known.answers
     reported = partly = new_bytes = 0
     trusted: list[int] = []  # the turns for which the report is taken
     for number, segment in enumerate(segments):
@@ -336,16 +359,20 @@ def bound(
                 continue
         reported += segment.tokens
         trusted.extend(segment.turns)
-    covered = {place for segment in segments for place in segment.turns}
-    shown, fresh = _count((place for place in range(len(turns)) if place not in covered), turns, answers, wire)
-    new_bytes += fresh
+    covered: set[int] = set()
+    for segment in segments:
+        covered.update(segment.turns)
+    uncovered = [place for place in range(len(turns)) if place not in covered]
+    shown, uncovered_bytes = _count(uncovered, turns, answers, wire)
+    new_bytes += uncovered_bytes
     if not segments:
         known_prefix, prefix_bytes = prefix_bound(request.system, request.tools, request.own_bytes)
         shown = shown + known_prefix
         new_bytes = new_bytes + prefix_bytes
     if trusted:  # a report can be wrong
-        in_reports = (counted or CountedMessages()).bytes([turns[place] for place in sorted(trusted)], wire)
-        reported = max(reported, in_reports // FLOOR_BYTES)
+        trusted_turns = [turns[place] for place in sorted(trusted)]
+        trusted_bytes = (counted or CountedMessages()).bytes(trusted_turns, wire)
+        reported = max(reported, trusted_bytes // FLOOR_BYTES)
     return Bound(reported + partly + shown + new_bytes, request.max_output, new_bytes)
 
 
@@ -370,7 +397,9 @@ def _escapes(value: Any) -> int:
             content = encode(fields)
             return escaped_bound(content.decode()) - len(content)
         return sum(map(_escapes, fields.values()))
-    return sum(map(_escapes, cast("list[Any]", value))) if isinstance(value, list) else 0
+    if isinstance(value, list):
+        return sum(map(_escapes, cast("list[Any]", value)))
+    return 0
 
 
 @lru_cache(maxsize=65536)

@@ -205,20 +205,26 @@ def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
         files = f"{count:,} test files, or files that decide what is tested, were"
         if count == 1:
             files = "1 test file, or file that decides what is tested, was"
-        look = "" if kind == "added" else ": look at that before you rely on the tests"
-        lines.append(f"{files} {kind}{look}.")
+        advice = ""
+        if kind != "added":
+            advice = ": look at that before you rely on the tests"
+        lines.append(f"{files} {kind}{advice}.")
     links = ours.get("links")
     if links:
-        which = "1 symbolic link was" if links == 1 else f"{links:,} symbolic links were"
-        lines.append(f"{which} added or changed: check the target before you merge.")
+        subject = f"{links:,} symbolic links were"
+        if links == 1:
+            subject = "1 symbolic link was"
+        lines.append(f"{subject} added or changed: check the target before you merge.")
     if ours.get("not_fetched"):
         lines.append(f"The branch was made on another machine and is NOT in the repository: {ours['not_fetched']}.")
     elif ours.get("pack") and not ours.get("fetched"):
         lines.append(f"The branch was made on another machine: `ava fetch {run_id}` brings it into the repository.")
     if ours["to_merge"]:
+        line = f"Merge it: {ours['to_merge']}"
         to_see = ours.get("to_see", f"ava show {run_id} --diff")  # None: the person is on another machine
-        see_it = f"See it: {to_see}   " if to_see else ""
-        lines.append(f"{see_it}Merge it: {ours['to_merge']}")
+        if to_see:
+            line = f"See it: {to_see}   {line}"
+        lines.append(line)
     lines.extend(f"Note: {note}." for note in ours["notes"])
     return lines
 

@@ -207,20 +207,28 @@ class CodingWork:
         """Commit the run's changes to its branch, whatever ended the run."""
         if self._history.worktree is None:  # it was never ready, so nothing was changed
             return KeptChanges()
+        work: Callable[[str], Branch | None] = partial(self._keep_unopened, self._log.run)
+        if self._ready:
+            work = self._worktree.keep
+        passed = None
         check = self._history.last_check
-        task = self._history.task
+        if ended.status == "success" and check is not None:
+            passed = check.verify
+            work = partial(self._keep_checked, check.tree)
+        summary = task_text = ""
+        if ended.submitted is not None:
+            summary = self._hide(ended.submitted.summary)
+        if self._history.task is not None:
+            task_text = self._history.task.text
         message = commit_message(
             self._log.run.id,
             self._coding,
-            summary=self._hide(ended.submitted.summary) if ended.submitted is not None else "",
-            task=task.text if task is not None else "",
+            summary=summary,
+            task=task_text,
             before=self._history.worktree.verify,
-            passed=check.verify if ended.status == "success" and check is not None else None,
+            passed=passed,
             status=ended.status,
         )
-        work = self._worktree.keep if self._ready else partial(self._keep_unopened, self._log.run)
-        if ended.status == "success" and check is not None:
-            work = partial(self._keep_checked, check.tree)
         kept = KeptChanges(fault=LATE)
         with anyio.move_on_after(self.patience_s(ended)):
             try:

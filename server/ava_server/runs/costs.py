@@ -86,10 +86,12 @@ def _at_the_proposal(entry: Entry, config: RunConfig) -> list[CapNote]:
             continue
         if cap is COST and config.free:
             continue
-        how = "raised" if requested > default else "lowered"
+        change = "lowered"
+        if requested > default:
+            change = "raised"
         before = cap.text(cap.stored(default))
         after = cap.text(cap.stored(requested))
-        text = f"{cap.argument} {how} from the role's {before} to {after} by the proposal itself"
+        text = f"{cap.argument} {change} from the role's {before} to {after} by the proposal itself"
         notes.append(CapNote(entry.ts_us, text))
     return notes
 
@@ -108,20 +110,22 @@ def _days(run: RunRow, config: RunConfig, changed: Iterable[Entry]) -> list[CapN
     began = run.queued_us or run.created_us
     notes: list[CapNote] = []
     built_in = limits_of(Configured())
-    days = {setting: int(built_in[setting]) for setting in _DAYS}
+    cents_at_start = {setting: int(built_in[setting]) for setting in _DAYS}
     for entry in changed:
         fact = entry.fact
-        if not isinstance(fact, SettingsChanged) or fact.setting not in days:
+        if not isinstance(fact, SettingsChanged) or fact.setting not in cents_at_start:
             continue
         if entry.ts_us <= began:
-            days[fact.setting] = int(fact.after)
+            cents_at_start[fact.setting] = int(fact.after)
         elif run.ended_us is None or entry.ts_us <= run.ended_us:
             before = COST.text(COST.stored(fact.before))
             after = COST.text(COST.stored(fact.after))
-            what = "raised" if fact.after > fact.before else "lowered"
-            text = f"{fact.setting} was {what} from {before} to {after} in config.toml while it ran"
+            change = "lowered"
+            if fact.after > fact.before:
+                change = "raised"
+            text = f"{fact.setting} was {change} from {before} to {after} in config.toml while it ran"
             notes.append(CapNote(entry.ts_us, text))
-    for setting, cents in days.items():
+    for setting, cents in cents_at_start.items():
         if micros_from_cents(cents) < config.max_cost_micros:
             day = COST.text(COST.stored(cents))
             own = COST.text(config.max_cost_micros)

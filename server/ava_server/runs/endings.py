@@ -89,7 +89,9 @@ def cancel(
             closing = close_proposal(row, run, who, "rejected", status="cancelled")
             return Outcome(CancelOutcome(run), (request, *closing))
         has_begun = run.generation > 0
-        when = "while it was paused" if has_begun else "before it started"
+        when = "before it started"
+        if has_begun:
+            when = "while it was paused"
         ended = RunResult("cancelled", f"cancelled {when}", reason=reason)
         ending = _end_without_owner(view, run, ended, files, now_us=now_us)
         return Outcome(CancelOutcome(run, begun=has_begun), (request, *ending))
@@ -212,7 +214,9 @@ def _end_without_owner(
 def _with_settlement(run: RunRow, settlement: Event) -> RunRow:
     """Return a run's row as it is once a settlement is written, whose cost is unknown."""
     cost = settlement.cost_micros or 0
-    tokens = settlement.fact.tokens if isinstance(settlement.fact, CostUpdate) else 0
+    tokens = 0
+    if isinstance(settlement.fact, CostUpdate):
+        tokens = settlement.fact.tokens
     return replace(
         run,
         cost_micros=run.cost_micros + cost,

@@ -90,20 +90,22 @@ def extension_request(
     refusal or without an answer. What it proposes fits the hard caps, its plan's and the day's.
     """
     config, texts = config_of(run.config), texts_of(view, run)
-    free = short.cap == "max_cost_cents" and config.free
-    wait_s = math.floor(wait_for_person(view, run, limits.hard.extension_wait_s, now_us))
     proposal = view.proposal(run.pending_id)
-    if (
-        proposal is None or proposal.run_id != run.id
-    ):  # the person approved the cost and time of its plan, not of this run
+    if proposal is None or proposal.run_id != run.id:
+        return None  # the person approved the cost and time of its plan, not of this run
+    costs_nothing = short.cap == "max_cost_cents" and config.free
+    if costs_nothing or texts is None or run.overrun:
         return None
-    if wait_s <= 0 or free or texts is None or run.overrun or not _may_ask(view, run):
+    wait_s = math.floor(wait_for_person(view, run, limits.hard.extension_wait_s, now_us))
+    if wait_s <= 0 or not _may_ask(view, run):
         return None
     limit = CAP_OF_ARGUMENT[short.cap].of(config)
     used = _used_of_cap(run, short.cap, short.active_s)
     per_turn = _per_turn(view, run, short)
     turns = min(config.max_iterations - run.turns, max(LEAST_TURNS, math.ceil(GROWTH * run.turns)))
-    step = max(short.step, per_turn if short.cap == "timeout" else 0)
+    step = max(short.step, 0)
+    if short.cap == "timeout":
+        step = max(short.step, per_turn)
     needed = max(per_turn * turns, step)
     wanted = max(used + needed, limit * (1 + GROWTH))
     wanted = min(wanted, max(2 * limit, used + step))  # a person decides about one step after the other
@@ -112,7 +114,9 @@ def extension_request(
     if proposed < used + step or proposed <= limit:
         return None
     extended = with_cap(config, short.cap, proposed)
-    needed_unit = 100 if short.cap == "max_tokens" else 1  # tokens in hundreds: an estimate has no false precision
+    needed_unit = 1
+    if short.cap == "max_tokens":
+        needed_unit = 100  # an estimate has no false precision
     return Asked(
         kind=_KIND_OF_CAP[short.cap],
         ask_id=ask_id,

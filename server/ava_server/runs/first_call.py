@@ -39,15 +39,20 @@ def _shared(text: str) -> str:
 def started(
     config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: Mapping[str, Any], confinement: str
 ) -> RunStarted:
+    """Return what a run starts with: the prompt, the tools' schemas, the model's parameters and the limits."""
     role = parse_role(config.role_text, config.role_source, config.role)
     limits = limits_for_model(lambda cap: cap.of(config), free=config.free)
     specs = [tools[name].spec for name in sorted(tools)]
-    submit = submit_schema(config.output_schema)
-    schemas = (
-        *({"name": spec.name, "description": spec.description, "parameters": spec.schema()} for spec in specs),
-        {"name": submit.name, "description": submit.description, "parameters": dict(submit.parameters)},
-    )
     own = [spec for spec in specs if spec.foreign is None]
+    own_tools = [spec.name for spec in own]
+    submit = submit_schema(config.output_schema)
+    if config.output_schema is None:
+        own_tools.append(submit.name)
+    schemas = [{"name": spec.name, "description": spec.description, "parameters": spec.schema()} for spec in specs]
+    schemas.append({"name": submit.name, "description": submit.description, "parameters": dict(submit.parameters)})
+    skills: dict[str, str] = {}
+    if READ_SKILL.name in tools:
+        skills = {skill.name: skill.description for skill in config.skills}
     text = _shared(
         system_prompt(
             role,
@@ -56,14 +61,16 @@ def started(
             tools=specs,
             limits=limits,
             output_schema=config.output_schema,
-            skills={skill.name: skill.description for skill in config.skills if READ_SKILL.name in tools},
+            skills=skills,
         )
     )
-    earlier = list_earlier(config.context_from) if READ_RESULT in tools else ""
-    bare = system_prompt(role, system_prompt=None, context=None, tools=own, limits=limits, output_schema=None)
+    own_bytes = 0  # how much of the prompt Ava itself has written; a user's role counts as foreign
+    if config.role_source == BUILT_IN_SOURCE:
+        bare = system_prompt(role, system_prompt=None, context=None, tools=own, limits=limits, output_schema=None)
+        own_bytes = len(bare)
     return RunStarted(
         system=text,
-        tools=schemas,
+        tools=tuple(schemas),
         model=config.model,
         price=asdict(config.price),
         limits=limits,
@@ -72,11 +79,21 @@ def started(
         nonce=secrets.token_hex(8),
         workspace=config.workspace,
         confinement=confinement,
-        own_bytes=len(bare) if config.role_source == BUILT_IN_SOURCE else 0,
-        own_tools=tuple(spec.name for spec in own) + ((submit.name,) if config.output_schema is None else ()),
+        own_bytes=own_bytes,
+        own_tools=tuple(own_tools),
         shared_chars=len(shared_prompt(role, specs)),
-        after_task=f"Results of earlier subagents, to be read with `{READ_RESULT}`: {earlier}." if earlier else "",
+        after_task=_words_on_earlier(config, tools),
     )
+
+
+def _words_on_earlier(config: RunConfig, tools: Mapping[str, Tool]) -> str:
+    """Return the sentence after the task that lists the earlier runs whose results it may read, or nothing."""
+    if READ_RESULT not in tools:
+        return ""
+    earlier = list_earlier(config.context_from)
+    if not earlier:
+        return ""
+    return f"Results of earlier subagents, to be read with `{READ_RESULT}`: {earlier}."
 
 
 WORK_TURNS = 3

@@ -650,14 +650,20 @@ class History:
         """Update drafts, repeats, failed edits and the model's answer from the result of one of its tool calls."""
         if call.name == SUBMIT and not fact.success:
             # Arguments that are no JSON object are kept as the text that the model wrote.
-            self.drafts.append(call.raw_args if call.args is None else dict(call.args))
+            draft: str | dict[str, Any] = call.raw_args
+            if call.args is not None:
+                draft = dict(call.args)
+            self.drafts.append(draft)
             if self.check is None:  # no check of the work ran, so the form itself was wrong
                 self.malformed += 1
         self._count_repeat(call, fact)
         path = edited_path(call)
         was_executed = fact.output_sha is not None  # a refused or lost call has no output of the tool
         if path is not None and was_executed:
-            self.failed_edits[path] = 0 if fact.success else self.failed_edits.get(path, 0) + 1
+            if fact.success:
+                self.failed_edits[path] = 0
+            else:
+                self.failed_edits[path] = self.failed_edits.get(path, 0) + 1
         if self.answer is not None and not self.open_calls():
             results = [self.results[each.call_id] for each in self.calls]
             is_draft = any(each.name == SUBMIT for each in self.calls)

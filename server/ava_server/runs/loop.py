@@ -414,8 +414,11 @@ class AgentRun:
         last = self._reservations.last_turn()
         if fault is not None and last is None:
             return self._end_after_invalid()
-        is_refusal = fault is not None and fault.kind == "refusal"
-        if last is not None and (is_refusal or not text.strip()):
+        fault_kind = ""
+        if fault is not None:
+            fault_kind = fault.kind
+        has_no_answer = fault_kind == "refusal" or not text.strip()
+        if last is not None and has_no_answer:
             return RunResult(last.status, last.reason)
         if self._config.output_schema is not None:
             return RunResult(
@@ -424,8 +427,9 @@ class AgentRun:
                 what_to_do="Ask again, or leave output_schema out.",
             )  # fmt: skip
         first_line = next(line for line in text.splitlines() if line.strip())
-        is_cut = fault is not None and fault.kind == "cut"
-        caveats = [cut_caveat(self._history.answer_tokens)] if is_cut else []
+        caveats: list[str] = []
+        if fault_kind == "cut":
+            caveats.append(cut_caveat(self._history.answer_tokens))
         return await self._check_result(completion, SubmitArgs(summary=first_line, output=text, caveats=caveats))
 
     def _end_after_invalid(self) -> RunResult | None:

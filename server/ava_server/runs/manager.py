@@ -117,19 +117,17 @@ class Manager:
         """
         store, settings = resources.store, resources.settings
         self.mode = mode
-        self.driver: Driver = driver_of(settings) if mode.leaves else "this process"
+        self.driver: Driver = "this process"
+        if mode.leaves:
+            self.driver = driver_of(settings)
         self.instance = membership.name
         self._notes = _run_notes(store, mode, membership.name)
         self.waiting_for = self._notes.waiting_for
-        log_itself = LogDelivery(store)
-        self.delivery: Delivery = delivery or log_itself
-        self.outbox = Outbox(self.delivery, membership.tell)
-        self.offers = Offers(self.wake, membership)
-        self._hands_out = self.delivery.carries and self.driver == "workers"
-        self._is_given = self.delivery.carries and mode.shares_log
-        self._hears: Delivery = self.delivery if self._is_given else log_itself
         self._settings = settings
-        on_cancel = self.outbox.put_cancel if self._hands_out else None
+        self._set_delivery(store, delivery, membership)
+        on_cancel = None
+        if self._uses_engine:
+            on_cancel = self.outbox.put_cancel
         self.control = RunControl(store, instances, membership.name, setup, on_cancel)
         self.idle_since: float | None = None
         self.out_of_reach: str | None = None
@@ -148,11 +146,25 @@ class Manager:
         self._membership = membership
         self._owned: dict[str, AgentRun | PlanRun | None] = {}
         self._board = ActivityBoard(membership, lambda: {run.id: run.activity for run in self._driven()})
-        self._full: set[str] = set()
-        self._short = frozenset[str]()
+        self._without_slot: set[str] = set()  # runs that wait for one
+        self._short_of_money = frozenset[str]()  # runs that have not begun and wait for money that others hold
         self._woken = anyio.Event()
         self._unended: Unended | None = None
-        self._settle_s = self._whole_from_s = self._look_in_s = 0.0
+        self._settle_s = 0.0
+        self._look_at_all_from_s = 0.0
+        self._next_look_in_s = 0.0
+
+    def _set_delivery(self, store: Store, engine: Delivery | None, membership: Membership) -> None:
+        """Decide how this process hears of runs and hands them out: by the engine, or by the log itself."""
+        log_itself = LogDelivery(store)
+        self.delivery: Delivery = engine or log_itself
+        self.outbox = Outbox(self.delivery, membership.tell)
+        self.offers = Offers(self.wake, membership)
+        self._uses_engine = self.delivery.carries and self.driver == "workers"
+        self._takes_only_offers = self.delivery.carries and self.mode.shares_log
+        self._offer_source: Delivery = log_itself
+        if self._takes_only_offers:
+            self._offer_source = self.delivery
 
     @property
     def leaves_runs(self) -> bool:
@@ -201,7 +213,7 @@ class Manager:
         """
         async with anyio.create_task_group() as watching:
             watching.start_soon(self._hear)
-            if self._hands_out:
+            if self._uses_engine:
                 watching.start_soon(self.outbox.run)
             watching.start_soon(self._board.keep)
             async with anyio.create_task_group() as tasks:
@@ -210,14 +222,14 @@ class Manager:
 
     async def _hear(self) -> None:
         """Hear of runs: from the engine in a worker, else from the log."""
-        queues = queues_for(self._settings.labels) if self._is_given else []
+        queues = queues_for(self._settings.labels) if self._takes_only_offers else []
         most = self._settings.delivery.slots or max(self.slots.total, 1)
-        await self._hears.work(self.instance, queues, most, self.offers)
+        await self._offer_source.work(self.instance, queues, most, self.offers)
 
     async def _serve(self, tasks: anyio.abc.TaskGroup) -> None:
         while self._owned or not self.outdated:
             woken = self._woken = anyio.Event()
-            self._look_in_s = LOOK_EVERY_S
+            self._next_look_in_s = LOOK_EVERY_S
             try:
                 if not self.outdated:
                     await self._look(tasks)
@@ -233,7 +245,7 @@ class Manager:
                 self.out_of_reach = str(error)
                 self._note_idle(busy=bool(self._owned))
             self.offers.settled_s = anyio.current_time() + self._settle_s
-            with anyio.move_on_after(self._look_in_s):
+            with anyio.move_on_after(self._next_look_in_s):
                 await woken.wait()
         self._note_idle(busy=False)
 
@@ -249,21 +261,26 @@ class Manager:
         began_s = anyio.current_time()
         offered = self.offers.open()
         query = partial(read_unended, head=self._store.head, known=self._unended)
-        unended = self._unended = await self._store.read(query, short=True)
+        unended = await self._store.read(query, short=True)
+        self._unended = unended
         rows = list(unended.runs.values())
-        looks_at_all = began_s >= self._whole_from_s
+        looks_at_all = began_s >= self._look_at_all_from_s
         if not looks_at_all:
             rows = self._front(rows, offered)
         await self._check_all_owned(rows, unended)
         others = [row for row in rows if row.id not in self._owned and self._serves(row)]
-        gone = await self._gone_among(rows) if others else frozenset[str]()
+        gone = frozenset[str]()
+        if others:
+            gone = await self._gone_among(rows)
         if looks_at_all:
             self._tidy_notes(unended.runs, gone)
-        free = await self._affordable(await self._free(others, unended.plans, gone), gone)
+        free = await self._free(others, unended.plans, gone)
+        free = await self._affordable(free, gone)
         self._settle_s = settle_s(began_s)
         if looks_at_all and len(rows) > AHEAD:
-            self._whole_from_s = began_s + max(LOOK_EVERY_S, WHOLE_TIMES * (anyio.current_time() - began_s))
-        if self._is_given:
+            took_s = anyio.current_time() - began_s
+            self._look_at_all_from_s = began_s + max(LOOK_EVERY_S, WHOLE_TIMES * took_s)
+        if self._takes_only_offers:
             free = [row for row in free if row.id in offered or row.instance == self.instance]
         await self._fill_slots(free, rows, gone, tasks)
         await self._answer_offers(offered, unended.runs)
@@ -282,7 +299,7 @@ class Manager:
             return frozenset()
         gone = await anyio.to_thread.run_sync(self.control.gone, rows)
         lease_ends_s = min(self.control.lasts_s(rows, gone), default=LOOK_EVERY_S)
-        self._look_in_s = max(LOOK_AFTER_S, min(LOOK_EVERY_S, lease_ends_s))
+        self._next_look_in_s = max(LOOK_AFTER_S, min(LOOK_EVERY_S, lease_ends_s))
         return gone
 
     async def _free(self, rows: Sequence[RunRow], plans: Mapping[str, PlanCaps], gone: frozenset[str]) -> list[RunRow]:
@@ -319,13 +336,13 @@ class Manager:
         waits = await self._store.look(query) if new else {}
         for run_id, why in waits.items():
             self._notes.wait_for_turn(run_id, why)
-        self._short = frozenset(waits)
+        self._short_of_money = frozenset(waits)
         return [row for row in free if row.id not in waits]
 
     def _has_due(self, rows: Sequence[RunRow]) -> bool:
         """Tell whether one of these runs goes on by itself: after a pause, or once a slot or money is free."""
         now = now_us()
-        waits_for_turn = self._full | self._short
+        waits_for_turn = self._without_slot | self._short_of_money
         for row in rows:
             goes_on = paused(row, now) and not is_held(row)
             if goes_on or row.id in waits_for_turn:
@@ -419,7 +436,7 @@ class Manager:
             for line in in_line.values():
                 oldest = [line.popleft() for _ in range(min(self.mode.spread, len(line)))]
                 line.extendleft(random.sample(oldest, len(oldest)))
-        self._full.clear()
+        self._without_slot.clear()
         while in_line:
             chosen = self._next_in_line(in_line, count, gone)
             for row in await self._take_all(chosen, gone, tasks):
@@ -443,24 +460,27 @@ class Manager:
     def _next_in_line(
         self, in_line: dict[str, deque[RunRow]], count: Mapping[str, int], gone: frozenset[str]
     ) -> list[RunRow]:
-        """Take the next runs out of the line, as many as have a slot if all of them are taken; note those without."""
+        """Take the next runs out of the line, as many as have a slot if all of them are taken; note those without.
+
+        `count`: how many slots each user has in use.
+        """
         chosen: list[RunRow] = []
         count = Counter(count)
         while in_line and len(chosen) < TAKEN_AT_ONCE:
             user = min(in_line, key=lambda user: (count[user], in_line[user][0].queued_us or 0))
             row = in_line[user][0]
             is_due = self._notes[row.id].is_due
-            full: str | None = None
+            why_no_slot: str | None = None
             if is_due and _needs_slot(row, gone):
-                full = self.slots.full(count, user)
-            if full and chosen:  # there is a slot if one of those is not taken
+                why_no_slot = self.slots.full(count, user)
+            if why_no_slot and chosen:  # there is a slot if one of those is not taken
                 break
             in_line[user].popleft()
             if not in_line[user]:
                 del in_line[user]
-            if full:
-                self._full.add(row.id)
-                self._notes.wait_for_turn(row.id, full)
+            if why_no_slot:
+                self._without_slot.add(row.id)
+                self._notes.wait_for_turn(row.id, why_no_slot)
             elif is_due:
                 chosen.append(row)
                 count[user] += _needs_slot(row, gone)
@@ -486,7 +506,7 @@ class Manager:
         if not free:
             return
         await self._live_workers.look()
-        if not self._hands_out:
+        if not self._uses_engine:
             for row in free:
                 self._notes.wait_for_worker(row.id, self._live_workers.none_at_all())
             return
@@ -494,7 +514,7 @@ class Manager:
         queues: dict[str, list[RunRow]] = {}
         for row in free:
             queues.setdefault(self._queue(row), []).append(row)
-        self._full.clear()
+        self._without_slot.clear()
         running = self._running(rows, gone)
         for queue, waiting in queues.items():
             in_line, count = self._line_up(waiting), running.copy()

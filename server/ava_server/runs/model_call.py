@@ -134,7 +134,9 @@ class ModelCalls:
     async def attempt(self, reserved: Reservation, request: Request) -> Completion | RunResult | Paused | None:
         """Make one attempt and settle it; None where another attempt has to follow."""
         began = time.monotonic()
-        doing = DOING[reserved.fact.phase] if reserved.fact.phase else "Thinking"
+        doing = "Thinking"
+        if reserved.fact.phase:
+            doing = DOING[reserved.fact.phase]
         self._run.say(doing)
         prefix = self._run.context.prompt_prefix
 
@@ -165,14 +167,16 @@ class ModelCalls:
     async def _record(self, reserved: Reservation, completion: Completion, took_ms: int) -> Completion | RunResult:
         """Commit an answer with its settlement and the start of its tool calls."""
         held = reserved.fact
-        original = completion
-        if held.phase is None and not completion.calls and completion.stop_reason not in CUT | REFUSED:
+        is_whole = completion.stop_reason not in CUT | REFUSED
+        has_printed_calls = False
+        if held.phase is None and not completion.calls and is_whole:
             printed = self._log.history.printed_calls(completion.text)
             if printed is not None and printed.calls:
+                has_printed_calls = True
                 completion = with_calls(completion, printed, held.turn, self._model.assistant_message)
         completion = replace(completion, text=self._hide(completion.text))
         settlement = self._settlement(reserved, "billed", took_ms, completion)
-        said = AssistantMessage(
+        message = AssistantMessage(
             text=completion.text,
             turn=held.turn,
             attempt=held.attempt,
@@ -183,13 +187,13 @@ class ModelCalls:
             stop_reason=completion.stop_reason,
             request_id=completion.request_id,
             notes=completion.notes,
-            printed=completion.calls != original.calls or None,
+            printed=has_printed_calls or None,
         )
-        events = [settlement, self._log.event(said, model=self._config.model)]
+        events = [settlement, self._log.event(message, model=self._config.model)]
         if completion.thinking:
             events.append(self._log.event(ExtendedThinking(thinking=self._hide(completion.thinking), turn=held.turn)))
-        # A last turn and planning call no tools; and the last call of an answer that was cut may be incomplete.
-        if held.last is None and held.phase is None and completion.stop_reason not in CUT:
+        calls_tools = held.last is None and held.phase is None
+        if calls_tools and completion.stop_reason not in CUT:  # the last call of a cut answer may be incomplete
             events += [self._log.event(fact) for fact in self._start_facts(completion.calls)]
         try:
             await self._log.append(events)
@@ -204,8 +208,14 @@ class ModelCalls:
     async def _settle_failure(
         self, reserved: Reservation, error: ModelError, took_ms: int
     ) -> Completion | RunResult | Paused | None:
-        """Settle a failed attempt, and wait for the next one where that can help; empty where an answer was refused."""
-        settlement: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
+        """Settle a failed attempt, and wait for the next one where that can help.
+
+        Returns None where another attempt has to follow, and an empty answer where the provider refused the model's:
+        the model then gets a notice.
+        """
+        settlement: Settlement = "not_billed"
+        if may_have_been_billed(error):
+            settlement = "unknown"
         held = reserved.fact
         thinking_dropped = self._log.history.thinking_dropped  # before this error is folded, which may set it
         text = self._hide(str(error))
@@ -220,13 +230,12 @@ class ModelCalls:
         events = [self._settlement(reserved, settlement, took_ms, error), self._log.event(fact)]
         if error.kind == "rejected":  # it counts as an answer: the model gets a notice, as for an invalid call
             written = self._hide(clean(error.written)[0])
-            refused = "\n".join(filter(None, (text, written)))
-            answer = AssistantMessage(text="", turn=held.turn, attempt=held.attempt, rejected=refused)
+            rejected = "\n".join(filter(None, (text, written)))
+            answer = AssistantMessage(text="", turn=held.turn, attempt=held.attempt, rejected=rejected)
             await self._log.append([*events, self._log.event(answer, model=self._config.model)])
             return Completion(text="", calls=(), raw={}, usage=None)
         await self._log.append(events)
-        turn, tries = self._tried
-        self._tried = (held.turn, tries + 1 if turn == held.turn else 1)
+        self._count_try(held.turn)
         wait_s = error.again_after_s
         may_retry = error.retryable or (error.kind == "usage_limit" and wait_s is not None)
         if error.kind == "thinking" and thinking_dropped:
@@ -244,6 +253,13 @@ class ModelCalls:
             until_us = now_us() + round(wait_s * US_PER_S)
             reason = f"{self._config.provider} takes no more calls until {iso_second(until_us)}; no run waits so long"
         return RunResult("error", reason, error_kind=error.kind, error_message=text, what_to_do=error.what_to_do)
+
+    def _count_try(self, turn: int) -> None:
+        """Count an attempt of a turn under this claim."""
+        counted_turn, tries = self._tried
+        if counted_turn != turn:
+            tries = 0
+        self._tried = (turn, tries + 1)
 
     async def _wait(self, wait_s: float | None, attempt: int) -> Paused | bool:
         """Return the pause in which the run waits for its next attempt, or whether it has waited and may make it.

@@ -185,22 +185,26 @@ class Origins:
         private = self._private_results(results)
         if not private:
             return
-        values = [(name, str(leaf), CarriedData(str(leaf))) for name, leaf in values_of_call(spec, args)]
+        values: list[tuple[str, str, CarriedData]] = []
+        for name, leaf in values_of_call(spec, args):
+            values.append((name, str(leaf), CarriedData(str(leaf))))
         all_data = CarriedData.union(data for _name, _value, data in values)
-        has_many = all_data.most > MOST_LOOKED_FOR
-        sources: dict[Any, str] = {}
+        has_many = all_data.most > MOST_LOOKED_FOR  # too many to look for: then each value with data is suspect
+        private_pieces: dict[Any, str] = {}  # with the source of each
         if not has_many:
-            sources = self._sources_of_data(all_data, private)
+            private_pieces = self._sources_of_data(all_data, private)
         public = ""
-        if sources or has_many:
+        if private_pieces or has_many:
             public = self._public(results)
-        if sources:
+        if private_pieces:
             for piece in all_data.found_in(public):
-                sources.pop(piece, None)
+                private_pieces.pop(piece, None)
         for name, value, data in values:
-            source = next((sources[piece] for piece in data if piece in sources), "")
-            is_suspect = bool(source) or (has_many and data.most > 0)
-            if data.hidden or (is_suspect and not stands_in(plain_text(value), public)):
+            source = next((private_pieces[piece] for piece in data if piece in private_pieces), "")
+            may_carry = bool(source) or (has_many and data.most > 0)
+            if may_carry and stands_in(plain_text(value), public):
+                may_carry = False
+            if data.hidden or may_carry:
                 yield Doubt(one_line(name, NAME_CHARS), visible(value), source)
 
     def _private_results(self, results: Iterable[tuple[int, ToolResult]]) -> list[tuple[int, ToolResult]]:

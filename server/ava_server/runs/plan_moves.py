@@ -179,7 +179,8 @@ def _begin(plan: PlanState, step: StepConfig, world: World, stopped: str) -> Cha
     if step.run:  # it was proposed by itself, and queued when the plan was approved
         return Change(step.id, StepProgress("begun"))
     skipped = StepProgress("skipped", items=step.at_most, not_done=step.at_most)
-    if stopped and not plan.runs.get(step.id):  # what an earlier plan has done of it stays done
+    has_runs = bool(plan.runs.get(step.id))  # an earlier plan has done a part of it, and that stays done
+    if stopped and not has_runs:
         return Change(step.id, replace(skipped, why=f"not started: {stopped}"))
     by_id = {each.id: each for each in plan.steps}
     for name in step.needs:
@@ -187,16 +188,22 @@ def _begin(plan: PlanState, step: StepConfig, world: World, stopped: str) -> Cha
         if not needed.over:
             return None
         if needed.state != "done" and by_id[name].if_fails != "continue":
-            became = "failed" if needed.state == "failed" else "was skipped"
-            return Change(step.id, replace(skipped, why=f"not started: {name} {became}"))
+            outcome = "was skipped"
+            if needed.state == "failed":
+                outcome = "failed"
+            return Change(step.id, replace(skipped, why=f"not started: {name} {outcome}"))
     if step.foreach is None:
         return Change(step.id, StepProgress("begun"))
     length = world.items(step)
     if isinstance(length, str):
         return Change(step.id, StepProgress("failed", items=0, not_done=1, why=length))
     items = min(length, step.at_most)
-    state: StepState = "begun" if items else "done"
-    why = f"the list has {length:,} items, and at_most is {step.at_most:,}" if length > items else ""
+    state: StepState = "done"
+    if items:
+        state = "begun"
+    why = ""
+    if length > items:
+        why = f"the list has {length:,} items, and at_most is {step.at_most:,}"
     return Change(step.id, StepProgress(state, items=items, left_out=length - items, why=why))
 
 
@@ -212,26 +219,28 @@ def _continue(
     """Return the runs that a step starts now, and its end once nothing more of it can come."""
     runs = plan.runs.get(step.id, ())
     started = {run.item for run in runs}
-    items: list[int | None] = [None] if step.foreach is None else list(range(1, progress.items + 1))
-    left = [item for item in items if item not in started]
+    items: list[int | None] = [None]
+    if step.foreach is not None:
+        items = list(range(1, progress.items + 1))
+    not_started = [item for item in items if item not in started]
     starts: list[Start] = []
-    unstarted = ""
-    for item in left:
+    why_no_more = ""
+    for item in not_started:
         if stopped:
-            unstarted = stopped
+            why_no_more = stopped
             break
         if waiting + len(starts) >= most_waiting:
             return starts, None
         room, why = world.room(step, waiting + len(starts))
         if room == "never":
-            unstarted = why
+            why_no_more = why
             break
         if room == "later":
             return starts, None
         starts.append(Start(step.id, item))
     if starts or any(not run.ended for run in runs):
         return starts, None
-    return [], Change(step.id, _ending(step, progress, runs, len(left), unstarted))
+    return [], Change(step.id, _ending(step, progress, runs, len(not_started), why_no_more))
 
 
 def _ending(

@@ -570,17 +570,22 @@ class _InWords:
         run = question.run
         if self.is_approval and by.channel == "host_call":
             return refuse_answer(_ONLY_A_PERSON)
-        text = None if answer is None else chosen_option(str(answer), question.options)
-        is_answer = text is not None and self._answers(text)
-        decision: Literal["answered", "declined"] = "answered" if is_answer else "declined"
-        answered = Answered(kind=question.asked.kind, ask_id=question.id, decision=decision, channel=by.channel)
-        events = [Event(by.who, answered, run_id=run.id)]
+        text: str | None = None
+        what = "continues"
+        if answer is not None:
+            text = chosen_option(str(answer), question.options)
+            what = "has the answer to its question and continues"
+        decision: Literal["answered", "declined"] = "declined"
+        kind: Literal["answer", "message"] = "message"
+        if text is not None and self._answers(text):
+            decision, kind = "answered", "answer"
+        events: list[Event] = []
         says_only_no = (text or "no").strip().casefold() in _NO
-        if is_answer or not says_only_no:
-            # What a person says besides no, the run reads as a message.
-            message = UserMessage(text=text or "", kind="answer" if is_answer else "message")
-            events.insert(0, Event(by.agent, message, run_id=run.id))
-        what = "continues" if text is None else "has the answer to its question and continues"
+        if decision == "answered" or not says_only_no:  # what a person says besides no, the run reads as a message
+            message = UserMessage(text=text or "", kind=kind)
+            events.append(Event(by.agent, message, run_id=run.id))
+        answered = Answered(kind=question.asked.kind, ask_id=question.id, decision=decision, channel=by.channel)
+        events.append(Event(by.who, answered, run_id=run.id))
         return Outcome(QuestionDecision(decision, f"{label(run)} {what}."), tuple(events))
 
 

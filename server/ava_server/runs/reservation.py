@@ -169,28 +169,29 @@ class Reservations:
 
         Where the wrap-up would begin, the run may first ask a person for more, and is paused for that.
         """
-        history, config = self._history, self._config
+        history = self._history
         if not history.answered or history.search is not None:
             await self._log.settle_lost()
-        await self._planner.settle(leaving=self.last_turn(self._next_turn()) is not None)
+        is_wrap_up = self.last_turn(self._next_turn()) is not None
+        await self._planner.settle(leaving=is_wrap_up)
         turn = self._next_turn()
-        attempt = 1 if history.answered else history.attempt + 1
-        if not history.answered and history.unknown_attempts >= UNKNOWN_ATTEMPTS:
-            return RunResult("error", UNKNOWN, error_kind="dropped", error_message=UNKNOWN, what_to_do=UNKNOWN_ADVICE)
+        attempt = 1
+        if not history.answered:
+            attempt = history.attempt + 1
+            if history.unknown_attempts >= UNKNOWN_ATTEMPTS:
+                return RunResult(
+                    "error", UNKNOWN, error_kind="dropped", error_message=UNKNOWN, what_to_do=UNKNOWN_ADVICE
+                )
         notice = self._notice(attempt)
         self._sized.clear()
         shape: _Shape | None = None
         while True:
             last = self.last_turn(turn)
-            if last is not None:  # the wrap-up may leave out any result, and refers to its place in the log
-                await self._log.write_kept()
-                # It is said once: a second attempt of the wrap-up finds it in the history.
-                if WRAP_UP in history.notices_sent:
-                    notice = _Notice()
-                else:
-                    notice = _Notice(LAST_WORDS.format(cap=last.reason), (WRAP_UP,))
-            most = config.wrap_output if last is not None else affordable_output(self._run, config.max_output)
-            shape = shape or _Shape(most)
+            if last is not None:
+                await self._log.write_kept()  # the wrap-up may leave out any result, and refers to its place in the log
+                notice = self._wrap_up_notice(last)
+            if shape is None:
+                shape = _Shape(self._most_output(last))
             call = self._call(shape, last, notice)
             request = self._cap_request(turn, attempt, shape, call, last, notice)
             answer = await self._reserve(request, shape, last, notice)
@@ -200,8 +201,7 @@ class Reservations:
                 if notice.phase is not None and attempt == 1:
                     await self._log.record(Activity(activity=DOING[notice.phase]))
                 return answer, call.request
-            ends = answer.cap == "overrun" or (answer.gives_way and last is None)
-            shape = None if ends else self._smaller_shape(answer, last, notice, shape)
+            shape = self._smaller_shape(answer, last, notice, shape)
             if shape is not None:
                 continue
             if last is not None:  # not even the wrap-up fits: the run ends with what it has
@@ -212,6 +212,18 @@ class Reservations:
             self.cap = LastTurn(status=answer.status, reason=cap_words(answer, request, self._log))
             if history.planning.is_on:  # the plan so far is used, and the wrap-up is a turn of its own
                 return await self.next()
+
+    def _wrap_up_notice(self, last: LastTurn) -> _Notice:
+        """Return the notice of the last turn; empty for a second attempt, which finds it in the history."""
+        if WRAP_UP in self._history.notices_sent:
+            return _Notice()
+        return _Notice(LAST_WORDS.format(cap=last.reason), (WRAP_UP,))
+
+    def _most_output(self, last: LastTurn | None) -> int:
+        """Return the most output tokens of the next call, before it is made smaller."""
+        if last is not None:
+            return self._config.wrap_output
+        return affordable_output(self._run, self._config.max_output)
 
     async def _reserve(
         self, request: CapRequest, shape: _Shape, last: LastTurn | None, notice: _Notice
@@ -294,13 +306,17 @@ class Reservations:
     def _cap_request(
         self, turn: int, attempt: int, shape: _Shape, call: _Call, last: LastTurn | None, notice: _Notice
     ) -> CapRequest:
-        prompt, wrap = call.bound.prompt_tokens, call.wrap
+        prompt = call.bound.prompt_tokens
+        wrap_micros = wrap_tokens = 0
+        if call.wrap is not None:
+            wrap_micros = reserve_micros(self._price, call.wrap)
+            wrap_tokens = call.wrap.prompt_tokens + call.wrap.output_tokens
         fact = CostReserved(
             turn=turn,
             attempt=attempt,
             scopes=(),
             micros=reserve_micros(self._price, call.bound),
-            wrap_micros=reserve_micros(self._price, wrap) if wrap is not None else 0,
+            wrap_micros=wrap_micros,
             prompt_tokens=prompt,
             max_output=shape.output,
             upto_seq=call.recipe.upto_seq,
@@ -315,7 +331,6 @@ class Reservations:
             thinking=call.request.thinking,
             request_sha=hashlib.sha256(self._model.encode(call.request)).hexdigest(),
         )
-        wrap_tokens = wrap.prompt_tokens + wrap.output_tokens if wrap is not None else 0
         return CapRequest(fact, tokens=prompt + shape.output, wrap_tokens=wrap_tokens)
 
     def _thinking(self, request: Request) -> int:
@@ -324,10 +339,11 @@ class Reservations:
         Once it is off it stays off: providers want one mode within a conversation of calls and results, and the prompt
         size that a call without thinking reports says nothing about a call with it.
         """
-        output = request.max_output
-        if not self._config.extended_thinking or not self._history.thinks or output < LEAST_TO_THINK:
+        if not self._config.extended_thinking or not self._history.thinks:
             return 0
-        return output // 2 if self._model.may_think(request.turns) else 0
+        if request.max_output < LEAST_TO_THINK or not self._model.may_think(request.turns):
+            return 0
+        return request.max_output // 2
 
     def _fold_answer(self, answer: Reservation | CapReached | MoneyWait | UnreadMessages) -> None:
         """Fold what the log has now: the reservation, or the messages to the run that have to go first."""
@@ -342,7 +358,11 @@ class Reservations:
 
     def last_turn(self, turn: int | None = None) -> LastTurn | None:
         """Return why a turn (by default the current one) is the last, or None."""
-        return self.cap or counted_cap(self._run, self._history.turn if turn is None else turn)
+        if self.cap:
+            return self.cap
+        if turn is None:
+            turn = self._history.turn
+        return counted_cap(self._run, turn)
 
     def _notice(self, attempt: int) -> _Notice:
         """Return the notice of the next request; further attempts of a turn repeat that of the first."""
@@ -397,17 +417,20 @@ class Reservations:
             return ()
         left = max(self._config.max_tokens - self._log.run.tokens, 0)
         room = int(TRIM_SHARE * min(self._run.context.window, left))
+        _request, bound = self._sized_for(Recipe(upto), _Shape(LEAST_OUTPUT))
+        prompt_tokens = bound.prompt_tokens
+        if prompt_tokens <= room:
+            return ()
         elide: list[int] = []
         freed = 0
-        bound = self._sized_for(Recipe(upto), _Shape(LEAST_OUTPUT))[1].prompt_tokens
-        if bound <= room:
-            return ()
         for seq, saved in elidable:
-            if bound - freed <= room * TRIM_TO / TRIM_SHARE:
+            if prompt_tokens - freed <= room * TRIM_TO / TRIM_SHARE:
                 break
             elide.append(seq)
             freed += saved // 4  # a cautious estimate; the reservation uses the real bound
-        return tuple(elide) if freed >= bound * TRIM_LEAST else ()
+        if freed < prompt_tokens * TRIM_LEAST:
+            return ()
+        return tuple(elide)
 
     def _smaller_shape(
         self, reached: CapReached, last: LastTurn | None, notice: _Notice, tried: _Shape
@@ -415,8 +438,12 @@ class Reservations:
         """Return the best shape in which a call fits what a cap has left; None where none does.
 
         A call first gets a shorter answer; then the measured ratio in place of one token per byte; then it leaves out
-        old results, and shows only the beginning of new ones.
+        old results, and shows only the beginning of new ones. A call that gives way to other runs is not made smaller:
+        the wrap-up follows.
         """
+        gives_way_to_wrap_up = reached.gives_way and last is None
+        if reached.cap == "overrun" or gives_way_to_wrap_up:
+            return None
         most = tried.output
         ratio = measured_byte_tokens(self._run)
         least = min(GOOD_OUTPUT, most)
@@ -439,9 +466,11 @@ class Reservations:
             return replace(shape, output=output)
 
         for output in dict.fromkeys((least, min(LEAST_OUTPUT, most))):
-            plain = _Shape(output)
+            shapes = [_Shape(output)]
             by_ratio = _Shape(output, ratio)
-            for shape in (plain, by_ratio) if ratio is not None else (plain,):
+            if ratio is not None:
+                shapes.append(by_ratio)
+            for shape in shapes:
                 fitting = longest(shape)
                 if fitting is not None and fitting != tried:
                     return fitting
@@ -460,7 +489,9 @@ class Reservations:
             return replace(bare, elide=old[: len(old) - kept])
 
         if old and fits(bare, 1.0):
-            share = TRIM_SHARE if last is None else 1.0  # with room to spare: each trim costs the provider's cache
+            share = 1.0
+            if last is None:  # some room is left free for later turns: each trim costs the provider's cache
+                share = TRIM_SHARE
             most_kept = largest(lambda kept: fits(keeping(kept), share), 0, len(old) - 1)
             return keeping(most_kept or 0)
         if last is not None:

@@ -227,13 +227,13 @@ class ReadSkill:
             known = ", ".join(skill.name for skill in self.skills) or "none"
             raise ToolFailed(f"there is no skill {shown(args.name)[:80]!r}; yours are: {known}")
         skill = await anyio.to_thread.run_sync(self._approved, approved)
-        seen = ""
+        where_commands_find_files = ""
         if at.bench is not None and len(skill.files) > 1:
             home = commands_home((await at.bench.ready())[0])
             if home is not None:
-                here, there = home
-                await anyio.to_thread.run_sync(_copy_skill, skill, here)
-                seen = f" Commands find them in {there}/skills/{skill.name}."
+                folder, folder_of_commands = home
+                await anyio.to_thread.run_sync(_copy_skill, skill, folder)
+                where_commands_find_files = f" Commands find them in {folder_of_commands}/skills/{skill.name}."
         if args.file:
             path = args.file.strip().removeprefix("./")
             if path not in skill.files:
@@ -246,10 +246,15 @@ class ReadSkill:
         if args.offset and args.offset >= len(text):
             raise ToolFailed(f"{name} has {len(text):,} characters; give a smaller offset than {args.offset:,}")
         end = args.offset + SKILL_CHARS
-        more = f"\n[characters {args.offset} to {end} of {len(text)}; offset {end} goes on]" if end < len(text) else ""
-        nonce = self.history.prefix.nonce if self.history.prefix is not None else ""
+        more = ""
+        if end < len(text):
+            more = f"\n[characters {args.offset} to {end} of {len(text)}; offset {end} goes on]"
+        nonce = ""
+        if self.history.prefix is not None:
+            nonce = self.history.prefix.nonce
         wrapped = wrap_project_file(text[args.offset : end], path=f"skills/{name}", nonce=nonce)
-        return ToolOutput(f"{_SKILL_SAYS}\n\n{wrapped}{more}\n\nIts files: {_listed(skill)}.{seen}", own=True)
+        files = f"Its files: {_listed(skill)}.{where_commands_find_files}"
+        return ToolOutput(f"{_SKILL_SAYS}\n\n{wrapped}{more}\n\n{files}", own=True)
 
     def _approved(self, approved: SkillUse) -> Skill:
         try:

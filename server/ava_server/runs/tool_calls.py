@@ -318,7 +318,9 @@ class ToolCalls:
         return tool is None or tool.spec.read_only
 
     async def _call(self, call: ToolUse, first: bool) -> None:
-        if call.call_id in self._history.started and not self._reads_only(call):
+        """Carry out a call and record its result, or refuse it. `first`: it is the first of its answer."""
+        was_started = call.call_id in self._history.started
+        if was_started and not self._reads_only(call):
             text = "Interrupted, outcome unknown: it may or may not have been done. Look before you repeat it."
             await self._log.record(self._result(call, text, success=False))
             return
@@ -337,9 +339,12 @@ class ToolCalls:
             await self.refuse(call, str(why))
             return
         self._run.say(ready.sentence)
-        if call.call_id not in self._history.started:
-            before: tuple[Fact, ...] = (Activity(activity=ready.sentence),) if first else ()
-            await self._log.record(*before, await self._started_fact(call))
+        if not was_started:
+            facts: list[Fact] = []
+            if first:
+                facts.append(Activity(activity=ready.sentence))
+            facts.append(await self._started_fact(call))
+            await self._log.record(*facts)
         began = time.monotonic()
         hide = _Redaction(self._context.redactor, learns=tool.spec.files)
         output = await self._work(call, tool, ready.args, injected, hide)
@@ -349,7 +354,8 @@ class ToolCalls:
         if not output.success and self._failed_edits(call) >= EDITS_END_AT:
             await self._log.record(self._ends_edits(call), result, duration_ms=took_ms)
             return
-        if tool.spec.read_only and len(self._history.open_calls()) == 1:  # the next request follows at once
+        is_last_call = len(self._history.open_calls()) == 1
+        if tool.spec.read_only and is_last_call:  # the next request follows at once, and writes it
             self._log.keep(result, took_ms)
         else:
             await self._log.record(result, duration_ms=took_ms)
@@ -360,7 +366,9 @@ class ToolCalls:
         def say(doing: str) -> None:
             self._run.say(status_sentence(doing, self._hide))
 
-        searches = self._searches
+        search = self.place.search
+        if self._searches is not None:
+            search = partial(self._searches.search, call.call_id)
         place = replace(
             self.place,
             call_id=call.call_id,
@@ -368,11 +376,11 @@ class ToolCalls:
             hide=hide.hide_in_lines,
             say=say,
             seconds_left=lambda: self._run.left_s,
-            search=partial(searches.search, call.call_id) if searches is not None else self.place.search,
+            search=search,
         )
         await self._context.secret_injection.refresh()  # for what the tool hides itself, and for the rest below
-        reads = tool.spec.files or tool.spec.commands or tool.spec.foreign is not None
-        if reads and not self._keys_known and place.files is not None:
+        may_read_files = tool.spec.files or tool.spec.commands or tool.spec.foreign is not None
+        if may_read_files and not self._keys_known and place.files is not None:
             await learn_private_keys(self._context.redactor, place.files, self._log)
             self._keys_known = True
         try:

@@ -41,8 +41,9 @@ def read_unended(view: View, head: int, known: Unended | None = None) -> Unended
     changed = view.runs_with_entries_after(known.head)
     if not changed and head == known.head:
         return known
-    plan_ids = {row.plan_id for row in changed if row.plan_id is not None} - {row.id for row in changed}
-    for plan_id in plan_ids:
+    plan_ids = {row.plan_id for row in changed if row.plan_id is not None}
+    changed_ids = {row.id for row in changed}
+    for plan_id in plan_ids - changed_ids:
         plan = view.run(plan_id)
         if plan is not None:
             changed.append(plan)
@@ -53,9 +54,10 @@ def read_unended(view: View, head: int, known: Unended | None = None) -> Unended
             runs[row.id] = row
         else:
             runs.pop(row.id, None)
-    plans = {**known.plans, **_caps_of_plans(view, changed)}
-    unended_plans = {row.plan_id for row in runs.values()}
-    return Unended(head, runs, {plan_id: caps for plan_id, caps in plans.items() if plan_id in unended_plans})
+    known_plans = {**known.plans, **_caps_of_plans(view, changed)}
+    unended_plan_ids = {row.plan_id for row in runs.values()}
+    plans = {plan_id: caps for plan_id, caps in known_plans.items() if plan_id in unended_plan_ids}
+    return Unended(head, runs, plans)
 
 
 def share_texts(row: RunRow, known: RunRow | None) -> None:

@@ -191,7 +191,8 @@ def plan_cells(
         request |= arguments
         for column, choices in choices_of_columns:
             role, choice = choices[case.id]
-            label = ", ".join(sorted({each.name for _role, each in choices.values()}))
+            models_of_column = {each.name for _role, each in choices.values()}
+            label = ", ".join(sorted(models_of_column))
             if column.role is not None:
                 label = f"{label} · {column.role}"
             spawn = {**request, "role": role.name, "workspace": str(copy), "name": case.id[:_ID_CHARS]}
@@ -257,14 +258,14 @@ class Round:
 
     def left(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells that have to be proposed: without a run, or whose run says nothing about the model."""
-        left: list[Cell] = []
+        unproposed: list[Cell] = []
         for cell in cells:
             if cell.refusal:
                 continue
             run = self.newest(cell)
             if run is None or (run.ended and not has_verdict(cell, run)):
-                left.append(cell)
-        return left
+                unproposed.append(cell)
+        return unproposed
 
     @property
     def spent_micros(self) -> int:

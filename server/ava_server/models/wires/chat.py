@@ -394,12 +394,14 @@ def _joined(pieces: Sequence[Any]) -> Any:
                 parts.append({"type": "text", "text": text})
             continue
         for part in group:
-            known = _open_thought(parts[-1]) if parts else None
-            more = _open_thought(part)
-            if known is None or more is None:
+            last_thought: list[Any] | None = None
+            if parts:
+                last_thought = _open_thought(parts[-1])
+            thought = _open_thought(part)
+            if last_thought is None or thought is None:
                 parts.append(_own_thought(part))
             else:
-                known.extend(more)
+                last_thought.extend(thought)
     return parts
 
 
@@ -429,31 +431,36 @@ def _kind(value: Any) -> str:
         return "text"
     if isinstance(value, list):
         return "a list"
-    return "an object" if isinstance(value, dict) else "a number or a truth value"
+    if isinstance(value, dict):
+        return "an object"
+    return "a number or a truth value"
 
 
 def _extend(known: list[Any], pieces: Sequence[Any]) -> set[tuple[str, str]]:
     """Append pieces of reasoning, joining a block's; return what was dropped as its type changed: field, new type."""
-    odd: set[tuple[str, str]] = set()
+    dropped: set[tuple[str, str]] = set()
     for piece in pieces:
         fields = as_object(piece)
-        last = as_object(known[-1]) if known else None
         if fields is None:
             known.append(piece)
-        elif last is None or not _same_block(fields, last):
+            continue
+        last = None
+        if known:
+            last = as_object(known[-1])
+        if last is None or not _same_block(fields, last):
             known.append(dict(fields))
-        else:
-            for key, value in fields.items():
-                before = last.get(key)
-                if value is None:
-                    continue
-                if key not in _JOINED or before is None:
-                    last[key] = value
-                elif isinstance(value, str) and isinstance(before, str | StringIO):
-                    last[key] = grown(before, value)
-                else:
-                    odd.add((key, _kind(value)))
-    return odd
+            continue
+        for key, value in fields.items():
+            if value is None:
+                continue
+            before = last.get(key)
+            if key not in _JOINED or before is None:
+                last[key] = value
+            elif isinstance(value, str) and isinstance(before, str | StringIO):
+                last[key] = grown(before, value)
+            else:
+                dropped.add((key, _kind(value)))
+    return dropped
 
 
 def _same_block(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

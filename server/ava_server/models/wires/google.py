@@ -179,9 +179,9 @@ class GoogleWire(Wire):
         sent: list[dict[str, Any]] = []
         for part in objects_in(raw.get("parts")):
             kept = {name: value for name, value in part.items() if name in names}
-            is_needed = "functionCall" in kept or "thoughtSignature" in kept
+            has_call = "functionCall" in kept or "thoughtSignature" in kept
             has_words = kept.get("text") and not part.get("thought")
-            if is_needed or has_words:
+            if has_call or has_words:
                 sent.append(kept)
         if self._checks_signatures:
             calls = [part for part in sent if "functionCall" in part]

@@ -90,9 +90,10 @@ class MessagesWire(Wire):
                 messages[-1]["content"].extend(content)
             else:
                 messages.append({"role": role, "content": list(content)})
-        from_user = [message for message in messages if message["role"] == "user"]
-        for message in from_user[-2:]:
-            message["content"][-1] = {**message["content"][-1], "cache_control": _MARK}
+        user_messages = [message for message in messages if message["role"] == "user"]
+        for message in user_messages[-2:]:
+            content = message["content"]
+            content[-1] = {**content[-1], "cache_control": _MARK}
         parts: dict[str, Any] = {"model": request.model, "max_tokens": request.max_output}
         if request.system:
             parts["system"] = [{"type": "text", "text": text, "cache_control": _MARK} for text in request.system_parts]

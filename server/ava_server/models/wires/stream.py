@@ -219,17 +219,16 @@ class AnswerStream:
         pieces = self._pieces()
         try:
             async for piece in pieces:
-                if self._received == len(piece) and piece.lstrip().startswith(
-                    (b"{", b"[", b"<")
-                ):  # no line of an event does
+                is_first = self._received == len(piece)
+                if is_first and piece.lstrip().startswith((b"{", b"[", b"<")):  # no line of an event begins so
                     rest = [later async for later in pieces]
                     yield self._read_whole(b"".join([piece, *rest]), content_type="")
                     return
                 for data in reader.feed(piece):
-                    over = data.strip() == "[DONE]"
-                    if not over:
+                    is_done = data.strip() == "[DONE]"
+                    if not is_done:
                         yield self._event(data, is_error=data in reader.errors)
-                    if over or self._answer.over:
+                    if is_done or self._answer.over:
                         self._close()
                         self._check_ended(reader)
                         await self._drain()
@@ -408,9 +407,9 @@ class AnswerStream:
                 error = self._fault(unexpected)
                 break
             if waiting.cancelled_caught:
-                total = left <= self._deadlines.between_s
-                what = "the answer was not complete" if total else "no further byte of the answer came"
-                seconds = self._deadlines.total_s if total else self._deadlines.between_s
+                what, seconds = "no further byte of the answer came", self._deadlines.between_s
+                if left <= self._deadlines.between_s:
+                    what, seconds = "the answer was not complete", self._deadlines.total_s
                 error = self._endpoint.error("timeout", what=what, seconds=f"{seconds:g}", answered=self._received > 0)
                 break
             if piece is None:
