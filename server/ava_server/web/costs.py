@@ -194,12 +194,11 @@ class CostPages(PagePart):
 
     def _found(self, view: View, asked: CostsQuery, visitor: Visitor) -> FoundCosts:
         user = None if asked.everybody else visitor.user
-        since_us, until_us = asked.first * DAY_US, (asked.last + 1) * DAY_US
-        found = spending(view, since_us, until_us, user)
+        found = spending(view, asked.first, asked.last, user)
         report = report_of(found, asked.first, asked.last, user)
         shares = shares_of(found, report, asked.by, MOST_SHARES)
         budgets = self._context.budgets(view, visitor, now_us(), everybody=asked.everybody)
-        endings = day_endings(view, since_us, until_us, user)
+        endings = day_endings(view, asked.first * DAY_US, (asked.last + 1) * DAY_US, user)
         return FoundCosts(report, shares, endings, budgets, found.first_us is None)
 
 
