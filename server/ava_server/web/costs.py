@@ -50,6 +50,8 @@ USUAL_DAYS = 30
 MOST_SHARES = 7
 """Parts of a bar: more colours cannot be told apart."""
 MOST_REASONS = 8
+MOST_DECISIONS = 80
+"""Decisions of a page, each of some 700 bytes."""
 APPROVALS = "/costs/approvals"
 _CURSOR = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
@@ -174,7 +176,7 @@ class CostPages(PagePart):
         cursor = _CURSOR.fullmatch(query.get("before", ""))
         if cursor is not None:
             before = int(cursor[1]), int(cursor[2])
-        found = await self._context.store.read(lambda view: decisions_of(view, period, before))
+        found = await self._context.store.read(lambda view: decisions_of(view, period, before, MOST_DECISIONS))
         more = {"user": user} if user else {}
         older = ""
         if found.next is not None:
