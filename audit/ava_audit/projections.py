@@ -20,7 +20,8 @@ from ava_audit.database import Database, IndexRow
 from ava_audit.entries import ENTRY_COLUMNS, HEADER
 from ava_audit.errors import Contradiction, StoreUnavailable
 from ava_audit.reducers import CONTENT_TYPES, R, fold
-from ava_audit.rows import RUNNING, Bucket, PlanCaps, ProposalRow, RunRow, is_plan_id
+from ava_audit.rows import RUNNING, Bucket, DaySpending, PlanCaps, ProposalRow, RunRow, day_key, is_plan_id
+from ava_audit.units import DAY_US, now_us
 
 CACHED_ROWS = 300
 """Rows of a table that stay in memory from one transaction to the next; a run's row takes some kilobytes."""
@@ -81,7 +82,8 @@ PROPOSALS = TableSpec("proposals", ProposalRow)
 RUNS = TableSpec("runs", RunRow, side_table=("configs", frozenset({"config", "terms"})))
 PLANS = TableSpec("plans", PlanCaps)
 BUDGETS = TableSpec("budgets", Bucket)
-PROJECTIONS = (*PROPOSALS.parts, *RUNS.parts, *PLANS.parts, *BUDGETS.parts)
+SPENDING = TableSpec("spending", DaySpending)
+PROJECTIONS = (*PROPOSALS.parts, *RUNS.parts, *PLANS.parts, *BUDGETS.parts, *SPENDING.parts)
 
 
 class ProjectionTable(Generic[R]):
@@ -188,9 +190,12 @@ class Projections:
         self.runs = ProjectionTable(db, RUNS)
         self.plans = ProjectionTable(db, PLANS)
         self.budgets = ProjectionTable(db, BUDGETS)
+        self.spending = ProjectionTable(db, SPENDING)
         self.entries: list[tuple[object, ...]] = []
         self._db = db
-        self._all: tuple[ProjectionTable[Any], ...] = (self.proposals, self.runs, self.plans, self.budgets)
+        self._all: tuple[ProjectionTable[Any], ...] = (
+            self.proposals, self.runs, self.plans, self.budgets, self.spending,
+        )  # fmt: skip
         self._version: object = None
         self._used: Sequence[str] = ()
         self._readers: list[Callable[[], None]] = []
@@ -221,7 +226,12 @@ class Projections:
         """Ask for all rows before the first is read: with Postgres, each wait for an answer takes long."""
         if not run_ids:
             return []
-        return [self.runs.ask(run_ids, again=again), self.budgets.ask([*run_ids, *self._used], again=again)]
+        today = now_us() // DAY_US  # most calls that are settled were reserved today
+        return [
+            self.runs.ask(run_ids, again=again),
+            self.budgets.ask([*run_ids, *self._used], again=again),
+            self.spending.ask([day_key(run_id, today) for run_id in run_ids], again=again),
+        ]
 
     def running(self) -> Mapping[str, tuple[str, str | None]]:
         """Return the user and owner of each running run: read once in a transaction, which may claim many.

@@ -1,9 +1,9 @@
 """Reducers: pure functions that derive the projections from the log, entry by entry.
 
-Each takes the state, an entry's header and its fact, and changes the rows of proposals, runs, plans and budgets. A
-reducer reads no clock, no setting, no cap and no transcript content, so that the projections can be rebuilt after
-transcripts were erased. `State` hides where the rows are: in the tables of the log (`projections.py`), or in memory,
-where a verification rebuilds them.
+Each takes the state, an entry's header and its fact, and changes the rows of proposals, runs, plans, budgets and
+spending. A reducer reads no clock, no setting, no cap and no transcript content, so that the projections can be rebuilt
+after transcripts were erased. `State` hides where the rows are: in the tables of the log (`projections.py`), or in
+memory, where a verification rebuilds them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,24 @@ from ava_audit.events import (
     Unknown,
     Usage,
 )
-from ava_audit.rows import HELD_UNTIL_US, QUEUED, RUNNING, WAITING, Bucket, PlanCaps, ProposalRow, RunRow, WaitsFor
+from ava_audit.rows import (
+    HELD_UNTIL_US,
+    QUEUED,
+    RUNNING,
+    WAITING,
+    Bucket,
+    DaySpending,
+    PlanCaps,
+    ProposalRow,
+    RunRow,
+    WaitsFor,
+    day_key,
+)
+from ava_audit.units import DAY_US
 
 _CONTENT = len(HEADER)
 
-R = TypeVar("R", bound=ProposalRow | RunRow | PlanCaps | Bucket)
+R = TypeVar("R", bound=ProposalRow | RunRow | PlanCaps | Bucket | DaySpending)
 
 
 class Rows(Protocol[R]):
@@ -69,6 +82,9 @@ class State(Protocol):
 
     @property
     def budgets(self) -> Rows[Bucket]: ...
+
+    @property
+    def spending(self) -> Rows[DaySpending]: ...
 
 
 class Tokens(NamedTuple):
@@ -194,6 +210,7 @@ class MemoryState:
         self.runs = MemoryRows(RunRow)
         self.plans = MemoryRows(PlanCaps)
         self.budgets = MemoryRows(Bucket)
+        self.spending = MemoryRows(DaySpending)
 
 
 def _proposed(state: State, header: Header, fact: SpawnProposed) -> None:
@@ -406,6 +423,7 @@ def _reserved(state: State, header: Header, fact: CostReserved) -> None:
         call = {
             "turn": fact.turn,
             "attempt": fact.attempt,
+            "day": header.ts_us // DAY_US,
             "scopes": fact.scopes,
             "micros": fact.micros,
             "prompt_tokens": fact.prompt_tokens,
@@ -430,6 +448,7 @@ def _settled(state: State, run: RunRow, header: Header, fact: CostUpdate) -> Non
             bucket.held_micros -= int(held["micros"])
             bucket.spent_micros += cost
     usage = header.usage or _NO_TOKENS
+    _spend(state, run, int(held["day"]), cost, fact)
     calls.remove(held)
     run.in_flight = to_json(calls[0] if len(calls) == 1 else calls).decode() if calls else None
     run.cost_micros += cost
@@ -445,6 +464,22 @@ def _settled(state: State, run: RunRow, header: Header, fact: CostUpdate) -> Non
         plan.cost_micros += cost
         plan.uncosted_micros += cost if fact.settlement == "unknown" else 0
         plan.tokens += fact.tokens
+
+
+def _spend(state: State, run: RunRow, day: int, cost: int, fact: CostUpdate) -> None:
+    """Add a settled call to what its run has spent on the day of its reservation."""
+    key = day_key(run.id, day)
+    spent = state.spending.get(key)
+    if spent is None:
+        spent = DaySpending(key, run.id, run.user_id, day)
+        state.spending.add(spent)
+    spent.calls += 1
+    spent.cost_micros += cost
+    spent.retries_micros += fact.cost_by.get("retries", 0)
+    spent.plan_micros += fact.cost_by.get("plan", 0)
+    spent.uncosted_micros += cost if fact.settlement == "unknown" else 0
+    spent.overruns += int(fact.overrun)
+    spent.over_micros += max(0, cost - fact.reserved_micros) if fact.overrun else 0
 
 
 def _called(run: RunRow, header: Header) -> None:

@@ -1,4 +1,4 @@
-"""Rows of the projections: the state of a run, a proposal, a plan and a cap's scope, derived from the log.
+"""Rows of the projections: the state of a run, a proposal, a plan and a cap's scope, and a run's spending by day.
 
 The first field of each class is the key of its table. Readers get copies; only reducers change the stored rows.
 """
@@ -248,3 +248,25 @@ class Bucket:
     @property
     def committed(self) -> int:
         return self.spent_micros + self.held_micros
+
+
+@dataclass(slots=True)
+class DaySpending:
+    """Totals of the settled calls of one run that were reserved on one day; micro-USD."""
+
+    id: str  # of both, as `day_key` makes it
+    run_id: str
+    user_id: str
+    day: int  # the UTC day, in days since 1970
+    calls: int = 0
+    cost_micros: int = 0
+    retries_micros: int = 0  # the part for repeating calls that had been paid for
+    plan_micros: int = 0  # the part for planning
+    uncosted_micros: int = 0  # the part booked at the worst case, because the cost of a call is unknown
+    overruns: int = 0  # calls that exceeded their reservation in cost or tokens
+    over_micros: int = 0  # by how much their cost exceeded it
+
+
+def day_key(run_id: str, day: int) -> str:
+    """Return the key of what a run has spent on a day."""
+    return f"{run_id}:{day}"

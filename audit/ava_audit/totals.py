@@ -20,23 +20,9 @@ from pydantic import Field
 
 from ava_audit.entries import Entry
 from ava_audit.events import CAP_OF_KIND, SessionStart
-from ava_audit.rows import QUEUED, RUNNING, WAITING, Bucket, PlanCaps, RunFacts, RunRow
-from ava_audit.view import FOREVER_US, NOT_A_PLAN, View
-
-
-@dataclass(frozen=True)
-class DaySpending:
-    """Totals of the settled calls of one run that were reserved on one day; micro-USD."""
-
-    run_id: str
-    day: int  # the UTC day, in days since 1970
-    calls: int
-    cost_micros: int
-    retries_micros: int  # the part for repeating calls that had been paid for
-    plan_micros: int  # the part for planning
-    uncosted_micros: int  # the part booked at the worst case, because the cost of a call is unknown
-    overruns: int  # calls that exceeded their reservation in cost or tokens
-    over_micros: int  # by how much their cost exceeded it
+from ava_audit.rows import QUEUED, RUNNING, WAITING, Bucket, DaySpending, PlanCaps, RunFacts, RunRow
+from ava_audit.units import DAY_US
+from ava_audit.view import NOT_A_PLAN, View
 
 
 @dataclass(frozen=True)
@@ -80,26 +66,36 @@ class PlanSum:
     interrupted: tuple[str, ...] = ()
 
 
-def spending(view: View, since_us: int, until_us: int, user: str | None = None) -> Spending:
-    """Return the costs, ended runs and errors from `since_us` to before `until_us`; `user` None means everybody's."""
+def spending(view: View, first: int, last: int, user: str | None = None) -> Spending:
+    """Return the costs, ended runs and errors from one day to another, both included; `user` None means everybody's.
+
+    Days are counted from 1970, UTC.
+    """
     if not view.head():
         return Spending(None, (), {}, ())
     ((first_us,),) = view.select("SELECT ts_us FROM events WHERE seq = 1")
-    period = {"after": _before(view, since_us), "since": since_us, "until": until_us}
-    days = [DaySpending(*row) for row in view.select(_script("spending.sql"), **period)]
-    spending_ids = {day.run_id for day in days}
-    all_runs = {run.id: run for run in view.ended_runs(RunFacts, since_us, until_us)}
-    for run_id in spending_ids - all_runs.keys():  # those that were still going on
+    since_us, until_us = first * DAY_US, (last + 1) * DAY_US
+    period = {"first": first, "last": last, "user": user}
+    spent = tuple(DaySpending(*row) for row in view.select(_SPENT, **period))
+    runs = {run.id: run for run in view.ended_runs(RunFacts, since_us, until_us, user)}
+    for run_id in {day.run_id for day in spent} - runs.keys():  # those that were still going on
         facts = view.run_facts(run_id)
         if facts is not None:
-            all_runs[run_id] = facts
-    runs = {run_id: run for run_id, run in all_runs.items() if user in (None, run.user_id)}
-    spent = [day for day in days if day.run_id in runs]
+            runs[run_id] = facts
     errors: list[ErrorCount] = []
-    for kind, count, _seq, run_id in view.select(_script("spending_errors.sql"), **period, user=user):
+    times = {"since": since_us, "until": until_us, "user": user}
+    for kind, count, _seq, run_id in view.select(_script("spending_errors.sql"), **times):
         errors.append(ErrorCount(kind, count, run_id))
-    others = len(spending_ids - runs.keys())
-    return Spending(int(first_us), spent=tuple(spent), runs=runs, errors=tuple(errors), others=others)
+    ((others,),) = view.select(_OTHERS, **period)
+    return Spending(int(first_us), spent=spent, runs=runs, errors=tuple(errors), others=others)
+
+
+_SPENT = f"""
+    SELECT {", ".join(each.name for each in fields(DaySpending))} FROM spending
+    WHERE day >= :first AND day <= :last AND (CAST(:user AS TEXT) IS NULL OR user_id = :user)
+    ORDER BY day, id
+"""  # noqa: S608
+_OTHERS = "SELECT count(DISTINCT run_id) FROM spending WHERE day >= :first AND day <= :last AND user_id <> :user"
 
 
 @cache
@@ -140,12 +136,6 @@ def day_endings(view: View, since_us: int, until_us: int, user: str | None = Non
     )
     rows = view.select(sql, since_us, until_us, user, user)
     return [DayEndings(int(day), str(state), *map(int, figures)) for day, state, *figures in rows]
-
-
-def _before(view: View, since_us: int) -> int:
-    """Return a `seq` before all entries from a time on, even if the clock was set back meanwhile."""
-    first, last = view.seq_bounds(since_us, FOREVER_US)
-    return view.head() if last < first else first - 1
 
 
 Labels = tuple[Any, ...]

@@ -35,7 +35,7 @@ from ava_audit.entries import (
 from ava_audit.errors import AuditError, BadQuery, StoreUnavailable
 from ava_audit.events import TRANSCRIPT_TYPES, LogErased
 from ava_audit.mirror import mirror_differences, mirror_faults
-from ava_audit.projections import BUDGETS, PLANS, PROPOSALS, RUNS, TableSpec
+from ava_audit.projections import BUDGETS, PLANS, PROPOSALS, RUNS, SPENDING, TableSpec
 from ava_audit.reducers import CONTENT_TYPES, MemoryRows, MemoryState, R, fold
 from ava_audit.store.backend import Backend
 from ava_audit.store.schema import schema_faults
@@ -326,6 +326,7 @@ def _differences(db: Database, rebuilt: MemoryState, seq: int) -> Iterator[Fault
     yield from _table_differences(RUNS, db, rebuilt.runs, seq)
     yield from _table_differences(PLANS, db, rebuilt.plans, seq)
     yield from _table_differences(BUDGETS, db, rebuilt.budgets, seq)
+    yield from _table_differences(SPENDING, db, rebuilt.spending, seq)
 
 
 def _table_differences(spec: TableSpec[R], db: Database, rebuilt: MemoryRows[R], seq: int) -> Iterator[Fault]:

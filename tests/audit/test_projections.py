@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log import AVA, Life, plan_events, run_who, tamper_with, write, write_each
-from support.logs.histories import RunHistory, money_in_scopes, projection_rows, run_histories, run_row
+from support.logs.histories import (
+    RunHistory,
+    money_in_scopes,
+    projection_rows,
+    run_histories,
+    run_row,
+    spending_in_log,
+)
 from support.logs.store import open_store
 
 from ava_audit.errors import StaleOwner
@@ -20,6 +27,8 @@ from ava_audit.events import TRANSCRIPT_TYPES, Activity, Event, Fence, SpawnDeci
 from ava_audit.projections import rebuild_projections
 from ava_audit.store.sqlite import backend_of
 from ava_audit.store.store import Store
+from ava_audit.totals import spending
+from ava_audit.units import DAY_US, now_us
 from ava_audit.verify import verify
 from ava_audit.view import Outcome, View
 
@@ -70,6 +79,19 @@ async def test_a_reservation_holds_the_call_and_wrap_up_until_settlement_and_run
         await write_each(log, life.ending())
         assert await money_in_scopes(log, life) == {(12_000, 0)}
         assert (await run_row(log)).overrun == 1
+
+
+async def test_calls_side_by_side_are_spending_of_their_day_whichever_is_settled_first(tmp_path: Path) -> None:
+    life = Life("S-aaaaaa")
+    held = [life.reservation(turn=turn, micros=4_000) for turn in (1, 2)]
+    beside = [each._replace(fact=each.fact.model_copy(update={"beside": True})) for each in held]
+    async with open_store(tmp_path) as log:
+        await write_each(log, [*life.beginning(), *beside])
+        await write_each(log, [life.settlement(turn=turn, cost=3_000, reserved=4_000) for turn in (1, 2, 2)])
+        last = now_us() // DAY_US
+        found, expected = await log.read(lambda view: (spending(view, 0, last), spending_in_log(view)))
+    assert {(each.run_id, each.day): each for each in found.spent} == expected
+    assert sum(each.cost_micros for each in found.spent) == 6_000, "a call that is not in flight costs nothing"
 
 
 async def test_counts_a_settlement_of_unknown_cost_as_uncosted(tmp_path: Path) -> None:

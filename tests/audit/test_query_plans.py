@@ -139,16 +139,15 @@ def test_applying_an_event_of_a_run_reads_no_other_runs(db: SqliteDatabase) -> N
     assert not [plan for plan in plans.all() if "SCAN" in plan]
 
 
-def test_a_report_reads_only_the_settlements_of_its_period(db: SqliteDatabase) -> None:
+def test_a_report_reads_only_the_days_of_its_period(db: SqliteDatabase) -> None:
     plans = QueryPlans(db)
-    spending(_NotEmpty(db), 5, 9)
+    spending(_NotEmpty(db), 5, 9, "ben")
     plan_sum(View(db), "G-4e1b2c3")
+    assert [plan for plan in plans.all() if "spending USING INDEX spending_days (day>? AND day<?)" in plan]
     asked = [plan for plan in plans.all() if "events" in plan.partition(" for ")[2]]
     looks = [plan.partition(" for ")[0] for plan in asked]
     assert not [look for look in looks if look.startswith("SCAN") and not re.search("runs|found$", look)], looks
-    assert "SEARCH e USING INDEX events_type (type=? AND rowid>?)" in looks
-    assert "SEARCH b USING INDEX events_run (run_id=? AND rowid<?)" in looks
-    assert "SEARCH events USING INDEX events_type (type=? AND rowid>?)" in looks
+    assert "SEARCH events USING INDEX events_errors (ts_us>? AND ts_us<?)" in looks
 
 
 @pytest.mark.parametrize(("user", "index"), [(None, "events_decided"), ("ben", "events_decided_by")])
@@ -233,7 +232,7 @@ LOOKS: dict[str, Callable[[SqliteDatabase], object]] = {
     "what was not fetched": lambda db: View(db).unfetched("ben", 5),
     "an estimate": lambda db: View(db).past_runs("ben", "researcher", "test:model", ("success",), 5),
     "current runs": lambda db: current_runs(View(db), NOW_US),
-    "a day's report": lambda db: spending(View(db), DAY_AGO_US, NOW_US, "ben"),
+    "a day's report": lambda db: spending(View(db), DAY_AGO_US // DAY_US, DAY_AGO_US // DAY_US, "ben"),
     "a day's endings": lambda db: day_endings(View(db), DAY_AGO_US, NOW_US, "ben"),
     "a day's errors, fewer than a page": lambda db: found(db, types=("ErrorOccurred",), since_us=DAY_AGO_US),
     "an hour long ago": lambda db: found(db, since_us=DAY_AGO_US, until_us=DAY_AGO_US + HOUR_US),

@@ -26,6 +26,7 @@ from ava_audit.totals import (
     start_waits,
     user_sums,
 )
+from ava_audit.units import DAY_US
 from ava_audit.view import RunOrder, RunPhase, View
 
 GROUPS: tuple[RunPhase, ...] = ("waiting", "running", "ended")
@@ -36,7 +37,7 @@ def test_the_tables_are_the_same_as_in_the_embedded_database(url: str, tmp_path:
 
     PostgresBackend(tmp_path, url).prepare()
     embedded = open_in_memory()
-    tables = ("events", "proposals", "runs", "configs", "plans", "budgets", "live", "progress", "mirrored")
+    tables = ("events", "proposals", "runs", "configs", "plans", "budgets", "spending", "live", "progress", "mirrored")
     with connect_to(url) as other:
         for table in tables:
             here = {row[1] for row in embedded.execute(f"PRAGMA table_info({table})")}
@@ -99,7 +100,7 @@ QUERIES: dict[str, Callable[[View], object]] = {
     "rows": lambda view: list(view.rows("content LIKE ? AND seq < ?", "%LOOK it up%", 99, limit=5)),
     "endings of days": lambda view: (sorted(day_endings(view, 0, NOW), key=str), day_endings(view, 0, NOW, "eve")),
     "coming erasures": lambda view: (coming_erasures(view, 0, 30, 3), coming_erasures(view, 0, 30, 3, "ben")),
-    "spending": lambda view: (spending(view, 0, NOW), spending(view, 0, NOW, "ben"), spending(view, 0, NOW, "eve")),
+    "spending": lambda view: [spending(view, 0, NOW // DAY_US, user) for user in (None, "ben", "eve")],
     "sums": lambda view: (
         sorted(map(str, run_sums(view))),
         sorted(map(str, user_sums(view))),

@@ -521,7 +521,7 @@ async def test_reports_mirrored_entries_that_are_missing_from_the_log(root: Path
     day.write_bytes(whole)
     with tamper_with(root) as db:
         db.execute("DELETE FROM events WHERE seq > 10")
-        for table in ("runs", "configs", "proposals", "budgets"):
+        for table in ("runs", "configs", "proposals", "budgets", "spending"):
             db.execute(f"DELETE FROM {table}")
     assert verify(root).ok, "nothing in the log itself tells that its end was cut"
     faults = verify(root, mirror=logs).faults

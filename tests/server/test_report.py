@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log import plan_events
+from support.logs.histories import spending_in_log
 from support.logs.past import DAY_S, BookedLife, Past, own_user
 from support.properties import BUSY_OR_SHARED
 from support.terminal import ava, run_on_terminal
@@ -40,7 +41,7 @@ async def test_daily_sums_match_the_budgets_and_run_sums_match_their_rows(
 
     def compare(view: View) -> None:
         for user in (own_user(), "ana", None):
-            found = spending(view, START_S * 1_000_000, (START_S + 7 * DAY_S) * 1_000_000, user)
+            found = spending(view, FIRST, FIRST + 6, user)
             shown = report_of(found, FIRST, FIRST + 6, user)
             for day in shown.days:
                 scope = installation_scope(day.name) if user is None else user_scope(user, day.name)
@@ -59,6 +60,8 @@ async def test_daily_sums_match_the_budgets_and_run_sums_match_their_rows(
 
 
 def settled(how: str) -> dict[str, Any]:
+    if how in ("retries", "plan"):
+        return {"cost_by": {how: 1_000}}
     return {"settlement": how} if how in ("unknown", "not_billed") else {}
 
 
@@ -70,7 +73,9 @@ def settled(how: str) -> dict[str, Any]:
             st.sampled_from([0, 1, DAY_S // 2, DAY_S - 1, DAY_S, 3 * DAY_S]),
             st.sampled_from([-DAY_S, 0, 1, DAY_S]),
             st.integers(0, 60_000),
-            st.sampled_from(["billed", "unknown", "not_billed", "stray", "after a stray", "twice"]),
+            st.sampled_from(
+                ["billed", "unknown", "not_billed", "stray", "after a stray", "twice", "retries", "plan", "given up"]
+            ),
         ),
         max_size=12,
     )
@@ -93,19 +98,20 @@ async def test_daily_sums_match_the_budget_despite_midnight_calls_and_clock_jump
             now_s = max(START_S, now_s + jump_s)
             if "stray" in how:  # a settlement of a call that is not in flight books nothing
                 await past.at(store, now_s, replace(life, turn=turn + 50).payment(cost))
-            if how == "stray":
+            if how in ("stray", "given up"):
                 continue
             for _again in range(2 if how == "twice" else 1):
                 await past.at(store, now_s, life.payment(0 if how == "not_billed" else cost, **settled(how)))
 
         def compare(view: View) -> None:
             for user in ("ana", "ben", None):
-                found = spending(view, 0, (START_S + 99 * DAY_S) * 1_000_000, user)
+                found = spending(view, 0, FIRST + 99, user)
                 for day in report_of(found, FIRST, FIRST + 99, user).days:
                     scope = installation_scope(day.name) if user is None else user_scope(user, day.name)
                     assert view.bucket(scope).spent_micros == day.cost
                 for run in view.runs(user=user):
                     assert run.cost_micros == sum(each.cost_micros for each in found.spent if each.run_id == run.id)
+            assert {(each.run_id, each.day): each for each in found.spent} == spending_in_log(view)
 
         await store.read(compare)
 

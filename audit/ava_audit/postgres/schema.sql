@@ -42,6 +42,8 @@ CREATE INDEX events_decided ON events (ts_us, seq)
 CREATE INDEX events_decided_by ON events (user_id, ts_us, seq)
     WHERE type IN ('SpawnDecided', 'Answered', 'RunResumed');
 CREATE INDEX events_session ON events (session_id) WHERE type = 'SessionStart';
+-- Errors by time, for reports.
+CREATE INDEX events_errors ON events (ts_us, seq) WHERE type = 'ErrorOccurred';
 
 CREATE FUNCTION events_kept() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -171,6 +173,22 @@ CREATE TABLE budgets (
     spent_micros bigint NOT NULL DEFAULT 0,
     held_micros  bigint NOT NULL DEFAULT 0
 );
+
+-- What each run has spent on each day, for reports.
+CREATE TABLE spending (
+    id              text COLLATE "C" PRIMARY KEY,
+    run_id          text COLLATE "C" NOT NULL,
+    user_id         text COLLATE "C" NOT NULL,
+    day             bigint NOT NULL,
+    calls           bigint NOT NULL DEFAULT 0,
+    cost_micros     bigint NOT NULL DEFAULT 0,
+    retries_micros  bigint NOT NULL DEFAULT 0,
+    plan_micros     bigint NOT NULL DEFAULT 0,
+    uncosted_micros bigint NOT NULL DEFAULT 0,
+    overruns        bigint NOT NULL DEFAULT 0,
+    over_micros     bigint NOT NULL DEFAULT 0
+);
+CREATE INDEX spending_days ON spending (day, user_id);
 
 -- Not a view of the log: what a run is doing this second.
 CREATE TABLE live (

@@ -31,6 +31,8 @@ CREATE INDEX events_decided ON events (ts_us, seq)
 CREATE INDEX events_decided_by ON events (user_id, ts_us, seq)
     WHERE +type IN ('SpawnDecided', 'Answered', 'RunResumed');
 CREATE INDEX events_session ON events (session_id) WHERE type = 'SessionStart';
+-- Errors by time, for reports.
+CREATE INDEX events_errors ON events (ts_us, seq) WHERE +type = 'ErrorOccurred';
 
 CREATE TRIGGER events_keep BEFORE DELETE ON events
 BEGIN SELECT raise(ABORT, 'entries of the log are never deleted'); END;
@@ -156,6 +158,22 @@ CREATE TABLE budgets (
     spent_micros INTEGER NOT NULL DEFAULT 0,
     held_micros  INTEGER NOT NULL DEFAULT 0
 ) STRICT;
+
+-- What each run has spent on each day, for reports.
+CREATE TABLE spending (
+    id              TEXT PRIMARY KEY,
+    run_id          TEXT NOT NULL,
+    user_id         TEXT NOT NULL,
+    day             INTEGER NOT NULL,
+    calls           INTEGER NOT NULL DEFAULT 0,
+    cost_micros     INTEGER NOT NULL DEFAULT 0,
+    retries_micros  INTEGER NOT NULL DEFAULT 0,
+    plan_micros     INTEGER NOT NULL DEFAULT 0,
+    uncosted_micros INTEGER NOT NULL DEFAULT 0,
+    overruns        INTEGER NOT NULL DEFAULT 0,
+    over_micros     INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX spending_days ON spending (day, user_id);
 
 -- Not a view of the log: what a run is doing this second.
 CREATE TABLE live (

@@ -199,13 +199,17 @@ class Decisions:
 NOTHING = Decisions(None, DecisionSums({}, 0, 0), (), None)
 
 
-def decisions_of(view: View, period: Period, before: tuple[int, int] | None = None) -> Decisions:
-    found = decision_page(view, period, before, PAGE)
+def decisions_of(
+    view: View, period: Period, before: tuple[int, int] | None = None, most: int | None = None
+) -> Decisions:
+    """Return a page of decisions, the newest first; at most `most`, as many as a screen has if it is None."""
+    most = most or PAGE
+    found = decision_page(view, period, before, most)
     sums = DecisionSums({}, 0, 0)
     if before is None:
         sums = decision_sums(view, period)
     next_page: tuple[int, int] | None = None
-    if len(found) == PAGE:
+    if len(found) == most:
         last = found[-1].entry
         next_page = last.ts_us, last.seq
     return Decisions(period.user, sums, tuple(_made(view, each) for each in found), next_page)

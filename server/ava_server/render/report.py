@@ -15,8 +15,8 @@ from ava_audit.view import NOT_FAILED as NOT_FAILED
 from ava_server.core.ids import model_words, state_words
 
 if TYPE_CHECKING:
-    from ava_audit.rows import RunFacts
-    from ava_audit.totals import DaySpending, ErrorCount, Spending
+    from ava_audit.rows import DaySpending, RunFacts
+    from ava_audit.totals import ErrorCount, Spending
 
 NOT_RUN = ("rejected", "expired", "superseded")
 """Endings of what never started."""

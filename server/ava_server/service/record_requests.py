@@ -14,7 +14,7 @@ import anyio.to_thread
 
 from ava_audit.rows import INTERRUPTED, UNENDED, WAITING, RunRow
 from ava_audit.search import LogQuery, search
-from ava_audit.units import DAY_US, now_us
+from ava_audit.units import now_us
 from ava_audit.view import Readable, View
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import parse_any_id, parse_id, parse_number
@@ -347,7 +347,7 @@ class RecordsHandler:
         from ava_audit.totals import UserSpending, spending
 
         user = self._whose(all)
-        sums = await self.store.read(lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
+        sums = await self.store.read(lambda view: spending(view, first, last, user))
         if not self.reader.audits:
             sums = replace(sums, others=0)
         return UserSpending(user, sums)

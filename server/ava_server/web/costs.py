@@ -50,6 +50,8 @@ USUAL_DAYS = 30
 MOST_SHARES = 7
 """Parts of a bar: more colours cannot be told apart."""
 MOST_REASONS = 8
+MOST_DECISIONS = 80
+"""Decisions of a page, each of some 700 bytes."""
 APPROVALS = "/costs/approvals"
 _CURSOR = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
@@ -174,7 +176,7 @@ class CostPages(PagePart):
         cursor = _CURSOR.fullmatch(query.get("before", ""))
         if cursor is not None:
             before = int(cursor[1]), int(cursor[2])
-        found = await self._context.store.read(lambda view: decisions_of(view, period, before))
+        found = await self._context.store.read(lambda view: decisions_of(view, period, before, MOST_DECISIONS))
         more = {"user": user} if user else {}
         older = ""
         if found.next is not None:
@@ -194,12 +196,11 @@ class CostPages(PagePart):
 
     def _found(self, view: View, asked: CostsQuery, visitor: Visitor) -> FoundCosts:
         user = None if asked.everybody else visitor.user
-        since_us, until_us = asked.first * DAY_US, (asked.last + 1) * DAY_US
-        found = spending(view, since_us, until_us, user)
+        found = spending(view, asked.first, asked.last, user)
         report = report_of(found, asked.first, asked.last, user)
         shares = shares_of(found, report, asked.by, MOST_SHARES)
         budgets = self._context.budgets(view, visitor, now_us(), everybody=asked.everybody)
-        endings = day_endings(view, since_us, until_us, user)
+        endings = day_endings(view, asked.first * DAY_US, (asked.last + 1) * DAY_US, user)
         return FoundCosts(report, shares, endings, budgets, found.first_us is None)
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from ava_audit.events import CancelRequested, Ending, Event
+from ava_audit.events import CancelRequested, CostReserved, CostUpdate, Ending, Event
 from ava_audit.projections import PROJECTIONS
-from ava_audit.rows import RunRow
+from ava_audit.rows import DaySpending, RunRow, day_key
 from ava_audit.store.store import Store
+from ava_audit.units import DAY_US
 from ava_audit.view import View
 from support.log import Life, plan_events, run_who, tamper_with
 
@@ -110,3 +111,33 @@ def projection_rows(root: Path) -> dict[str, list[object]]:
     """Return all rows of each projection."""
     with tamper_with(root) as db:
         return {table: db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in PROJECTIONS}
+
+
+def spending_in_log(view: View) -> dict[tuple[str, int], DaySpending]:
+    """Return what each run has spent on each day, from the reservations and settlements alone."""
+    found: dict[tuple[str, int], DaySpending] = {}
+    held: dict[str, dict[tuple[int, int], int]] = {}
+    entries = [*view.of_type("CostReserved"), *view.of_type("CostUpdate")]
+    for entry in sorted(entries, key=lambda each: each.seq):
+        assert entry.run_id is not None
+        calls, fact = held.setdefault(entry.run_id, {}), entry.fact
+        if isinstance(fact, CostReserved):
+            if not fact.beside:  # whatever was in flight has been given up
+                calls.clear()
+            calls[fact.turn, fact.attempt] = entry.ts_us // DAY_US
+            continue
+        assert isinstance(fact, CostUpdate)
+        day = calls.pop((fact.turn, fact.attempt), None)
+        if day is None:
+            continue
+        cost = entry.cost_micros or 0
+        key = day_key(entry.run_id, day)
+        spent = found.setdefault((entry.run_id, day), DaySpending(key, entry.run_id, entry.user_id, day))
+        spent.calls += 1
+        spent.cost_micros += cost
+        spent.retries_micros += fact.cost_by.get("retries", 0)
+        spent.plan_micros += fact.cost_by.get("plan", 0)
+        spent.uncosted_micros += cost * (fact.settlement == "unknown")
+        spent.overruns += fact.overrun
+        spent.over_micros += max(0, cost - fact.reserved_micros) * fact.overrun
+    return found
