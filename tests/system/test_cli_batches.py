@@ -78,7 +78,8 @@ async def test_the_table_shows_each_reach_and_what_only_some_can_do(
         assert len(rows) == 3 and [line[0] for line in rows].count("!") == 1, plain
         assert re.search(r"! \d \$2\.00 change files, .* \"Make add add\.\"", words), words
         assert re.search(r" \d \$0\.50 network, read files.* \"What does it cost\?\"", words), words
-        assert re.search(r"\d, \d can read \S+ and reach the web\.", words), words
+        dense = "".join(plain.split())  # a long path is broken at the end of a line
+        assert re.search(rf"\d,\dcanread{re.escape(str(lab.workspace))}andreachtheweb\.", dense), words
         assert re.search(r"\d: coder, custom:test, at most \$2\.00, 30 min\.", words), words
         assert all(f" {each.pending_id}" in words.partition("A number opens one:")[2] for each in proposals)
         assert 'may change only these paths: "adding.py".' in words and "must pass `python3 -m unittest`" in words
