@@ -126,7 +126,7 @@ async def test_approves_nothing_without_a_terminal_and_lists_waiting_proposals(t
         done = ava(at.root, "approve", stdin="y\ny\n")
         assert done.returncode == 0
         assert f"1 of 1, {proposal['pending_id']}:" in done.stdout and "a task of its own" in done.stdout
-        assert "Approve in a terminal: ava approve P-ID" in done.stderr
+        assert "approve in a terminal: ava approve P-ID" in done.stderr
         assert (at.state(proposal), at.decided(proposal)) == ("awaiting_approval", [])
 
 

@@ -13,7 +13,7 @@ from support.model_server import run_model_server
 from support.repositories.coding import coder_task, project
 from support.runtime import PRICED, Lab, open_lab, submit
 from support.stdio import make_root, read_log, state_of
-from support.terminal import CONTROLLED, Screen, run_on_terminal
+from support.terminal import CONTROLLED, Screen, ava, run_on_terminal
 
 from ava_server.config.pin import PinFile
 
@@ -85,6 +85,19 @@ async def test_the_table_shows_each_reach_and_what_only_some_can_do(
         assert 'may change only these paths: "adding.py".' in words and "must pass `python3 -m unittest`" in words
         assert re.search(r"! Only some of them can change files \(\d\), run commands \(\d\), reach the network", words)
         assert "3 subagents together, at most $3.00." in words
+        assert {state_of(lab.root, each.subagent_id) for each in proposals} == {"awaiting_approval"}
+
+
+@pytest.mark.parametrize("command", ["approve", "reject"])
+async def test_several_are_one_table_in_a_pipe_with_the_id_in_each_row(tmp_path: Path, command: str) -> None:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab:
+        proposals = await three(lab, tmp_path)
+        done = ava(lab.root, command)
+        ids = re.findall(r"^[ !]  \d  (P-\w+)  +\$\d\.\d\d  ", done.stdout, re.MULTILINE)
+        assert sorted(ids) == sorted(each.pending_id for each in proposals), done.stdout
+        assert "! Only some of them can change files" in done.stdout and "may change only these paths" in done.stdout
+        assert "A number opens one" not in done.stdout and "Folded" not in done.stdout, "nobody is asked"
+        assert f"ava {command} P-ID" in done.stderr and "ava show P-ID" in done.stderr
         assert {state_of(lab.root, each.subagent_id) for each in proposals} == {"awaiting_approval"}
 
 
