@@ -62,6 +62,7 @@ class Screen:
         self.process = process
         self._descriptor = descriptor
         self._bytes = b""
+        self._typed_at = 0
         self._shown = pyte.Screen(columns, rows)
         self._stream = pyte.ByteStream(self._shown)
 
@@ -71,12 +72,20 @@ class Screen:
 
     def until(self, text: str, within_s: float = WITHIN_S, times: int = 1) -> str:
         """Read until a text has come that many times, and return everything."""
+        return self._until(text, within_s, times=times)
+
+    def until_asked(self, question: str) -> str:
+        """Read until a question was written after what was typed last: Ava drops what is typed before it asks."""
+        return self._until(question, WITHIN_S, begin=self._typed_at)
+
+    def _until(self, text: str, within_s: float, *, times: int = 1, begin: int = 0) -> str:
         deadline = time.monotonic() + within_s
-        while self.text.count(text) < times:
+        while self.text[begin:].count(text) < times:
             assert self._more(deadline), f"{text!r} never came; there was: {self.text}"
         return self.text
 
     def type(self, text: str) -> None:
+        self._typed_at = len(self.text)
         os.write(self._descriptor, text.encode())
 
     @property
@@ -121,7 +130,7 @@ class Screen:
     def ended_after(self, answers: Iterable[tuple[str, str]]) -> int:
         """Type an answer to each thing that the command asks, and return its exit code."""
         for question, answer in answers:
-            self.until(question)
+            self.until_asked(question)
             self.type(f"{answer}\n")
         return self.ended()
 

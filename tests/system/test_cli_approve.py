@@ -43,7 +43,7 @@ async def test_yes_in_a_terminal_starts_the_run_in_the_server_that_proposed_it(t
     async with open_terminal_server(tmp_path) as at:
         proposal = await at.propose("What does transcription cost?")
         [server] = instance_locks(at.root)
-        unfolds = [("(more: m)", "m"), ("In one line: ", "y")]
+        unfolds = [("(more: m)", "m"), ("Start it? [y/N]", "y")]
         code, screen = at.typed("approve", proposal["pending_id"], answers=unfolds)
         assert code == 0, screen
         before = without_styles(screen[: screen.rindex("Start it?")])
@@ -126,7 +126,7 @@ async def test_approves_nothing_without_a_terminal_and_lists_waiting_proposals(t
         done = ava(at.root, "approve", stdin="y\ny\n")
         assert done.returncode == 0
         assert f"1 of 1, {proposal['pending_id']}:" in done.stdout and "a task of its own" in done.stdout
-        assert "Approve in a terminal: ava approve P-ID" in done.stderr
+        assert "approve in a terminal: ava approve P-ID" in done.stderr
         assert (at.state(proposal), at.decided(proposal)) == ("awaiting_approval", [])
 
 

@@ -13,7 +13,7 @@ from support.model_server import run_model_server
 from support.repositories.coding import coder_task, project
 from support.runtime import PRICED, Lab, open_lab, submit
 from support.stdio import make_root, read_log, state_of
-from support.terminal import CONTROLLED, Screen, run_on_terminal
+from support.terminal import CONTROLLED, Screen, ava, run_on_terminal
 
 from ava_server.config.pin import PinFile
 
@@ -78,12 +78,26 @@ async def test_the_table_shows_each_reach_and_what_only_some_can_do(
         assert len(rows) == 3 and [line[0] for line in rows].count("!") == 1, plain
         assert re.search(r"! \d \$2\.00 change files, .* \"Make add add\.\"", words), words
         assert re.search(r" \d \$0\.50 network, read files.* \"What does it cost\?\"", words), words
-        assert re.search(r"\d, \d can read \S+ and reach the web\.", words), words
+        dense = "".join(plain.split())  # a long path is broken at the end of a line
+        assert re.search(rf"\d,\dcanread{re.escape(str(lab.workspace))}andreachtheweb\.", dense), words
         assert re.search(r"\d: coder, custom:test, at most \$2\.00, 30 min\.", words), words
         assert all(f" {each.pending_id}" in words.partition("A number opens one:")[2] for each in proposals)
         assert 'may change only these paths: "adding.py".' in words and "must pass `python3 -m unittest`" in words
         assert re.search(r"! Only some of them can change files \(\d\), run commands \(\d\), reach the network", words)
         assert "3 subagents together, at most $3.00." in words
+        assert {state_of(lab.root, each.subagent_id) for each in proposals} == {"awaiting_approval"}
+
+
+@pytest.mark.parametrize("command", ["approve", "reject"])
+async def test_several_are_one_table_in_a_pipe_with_the_id_in_each_row(tmp_path: Path, command: str) -> None:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab:
+        proposals = await three(lab, tmp_path)
+        done = ava(lab.root, command)
+        ids = re.findall(r"^[ !]  \d  (P-\w+)  +\$\d\.\d\d  ", done.stdout, re.MULTILINE)
+        assert sorted(ids) == sorted(each.pending_id for each in proposals), done.stdout
+        assert "! Only some of them can change files" in done.stdout and "may change only these paths" in done.stdout
+        assert "A number opens one" not in done.stdout and "Folded" not in done.stdout, "nobody is asked"
+        assert f"ava {command} P-ID" in done.stderr and "ava show P-ID" in done.stderr
         assert {state_of(lab.root, each.subagent_id) for each in proposals} == {"awaiting_approval"}
 
 

@@ -154,7 +154,7 @@ def test_yes_in_a_terminal_starts_the_demo(tmp_path: Path, folder: Path) -> None
         assert price == "Free, 10 min" and reach.startswith("It can read ")
         assert "At most 20 turns" not in shown and "-- Running" not in shown
         screen.type("m\n")
-        assert "At most 20 turns" in screen.until("In one line: ")
+        assert "At most 20 turns" in screen.until_asked("Start it? [y/N]")
         screen.type("y\n")
         assert screen.ended() == 0
     drawn = STYLES.sub("", screen.text).partition("-- Result --")[2]

@@ -25,7 +25,7 @@ from ava_server.cli.service_client import (
     open_service,
     unless_decided,
 )
-from ava_server.cli.start_question import ShownProposals, fits_table, together
+from ava_server.cli.start_question import ShownProposals, fits_table, say_table, together
 from ava_server.cli.terminal import YES, ask, heading, say, someone_there, tell
 from ava_server.core.commands import advice
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -102,9 +102,12 @@ async def reject_command(
 
         for extension in extensions:
             await reject(extension, _asks_for_more(extension), "Decline it?")
-        for number, proposal in enumerate(waiting, 1):
-            await reject(proposal, _title(proposal, number, len(waiting)), "Reject it?")
-        _close([*waiting, *extensions], ids or [], "Reject one with: ava reject P-ID")
+        if not ids and not someone_there() and fits_table(waiting):
+            say_table(waiting)
+        else:
+            for number, proposal in enumerate(waiting, 1):
+                await reject(proposal, _title(proposal, number, len(waiting)), "Reject it?")
+        _close([*waiting, *extensions], ids or [], "Each in full: ava show P-ID; reject one with: ava reject P-ID")
 
 
 @asynccontextmanager
@@ -171,7 +174,7 @@ async def _decide_all(client: Approvals, waiting: list[Pending], extensions: lis
             answer = await _ask_while_open(client, [extension.shown], question)
             if answer in DECISIONS:
                 succeeded.append(await _attempt(_decide(client, extension, answer in YES)))
-    _close([*waiting, *extensions], [], "Approve in a terminal: ava approve P-ID")
+    _close([*waiting, *extensions], [], "Each in full: ava show P-ID; approve in a terminal: ava approve P-ID")
     if not all(succeeded):
         return NOT_APPROVED
     return 0
@@ -179,6 +182,9 @@ async def _decide_all(client: Approvals, waiting: list[Pending], extensions: lis
 
 async def _decide_each(client: Approvals, waiting: list[Pending], folds: bool) -> list[bool]:
     """Ask about one proposal after the other; return of each decision whether it was carried out."""
+    if fits_table(waiting) and not someone_there():
+        say_table(waiting)
+        return []
     succeeded: list[bool] = []
     for number, one in enumerate(waiting, 1):
         question = f"{_start_it(number, len(waiting))} [y = yes, r = reject it, Enter = leave it waiting]"

@@ -73,7 +73,7 @@ def _findings(setup: Setup, online: bool) -> tuple[list[CheckFinding], list[Chec
     On a terminal it shows which one runs.
     """
     from ava_server.cli.doctor_checks import CHECKS, providers_that_refused, redactor_of
-    from ava_server.service.checks import run_checks
+    from ava_server.service.checks import run_checks, title_of
     from ava_server.service.checks.refused_keys import with_refused_keys
     from ava_server.service.checks.roles import remote_servers_not_asked, servers
 
@@ -93,7 +93,7 @@ def _findings(setup: Setup, online: bool) -> tuple[list[CheckFinding], list[Chec
 
         def announced() -> Iterator[tuple[str, Check]]:
             for name, check in CHECKS:
-                begin(f"Checking {name}")
+                begin(f"Checking {title_of(name)}")
                 yield name, check
 
         for found in run_checks(announced(), setup, in_full=True):

@@ -373,9 +373,12 @@ def fits_table(waiting: Sequence[Pending]) -> bool:
     return len(waiting) > 1 and all(one.summary is not None for one in waiting)
 
 
-def several_lines(waiting: Sequence[Pending], width: int) -> list[QuestionLine]:
-    """Return several proposals as one table, a row each, and below it what a person must know of all or some."""
-    table = _Table(waiting, width)
+def several_lines(waiting: Sequence[Pending], width: int, *, asks: bool = True) -> list[QuestionLine]:
+    """Return several proposals as one table, a row each, and below it what a person must know of all or some.
+
+    Where nobody is asked (not `asks`), the rows have the ids: there is no question in which a number opens one.
+    """
+    table = _Table(waiting, width, asks=asks)
     lines = [table.head]
     for row in table.rows:
         lines += row
@@ -392,6 +395,13 @@ def several_screens(waiting: Sequence[Pending], width: int) -> dict[str, FoldedS
     return screens
 
 
+def say_table(waiting: Sequence[Pending]) -> None:
+    """Write several proposals as one table where nobody is asked: into a pipe, or a file."""
+    for line in several_lines(waiting, terminal.screen_columns(), asks=False):
+        terminal.say(line.text)
+    terminal.say(f"All of them: {together(waiting, {})}")
+
+
 class _Table:
     """Several proposals, a row each, and notes: what else is said of all of them or of some; its lines fit the width.
 
@@ -399,18 +409,21 @@ class _Table:
     number tells which proposal a note is about: nothing that others wrote can begin a line.
     """
 
-    def __init__(self, waiting: Sequence[Pending], width: int) -> None:
+    def __init__(self, waiting: Sequence[Pending], width: int, *, asks: bool = True) -> None:
         self._width = width
+        self._asks = asks
         proposals = [(one, one.summary) for one in waiting if one.summary is not None]
         self._striking, compared = _compared([summary for _one, summary in proposals])
         names_client = width >= NARROW and any(one.client for one, _summary in proposals)
-        cells_of = [("", "", "at most", "can", "asked by" if names_client else "")]
+        id_name = () if asks else ("proposal",)
+        price_at = 2 + len(id_name)
+        cells_of = [("", "", *id_name, "at most", "can", "asked by" if names_client else "")]
         for number, (one, summary) in enumerate(proposals, 1):
             cells_of.append(self._cells(number, one, summary))
-        heads = aligned(cells_of, right=(2,))
+        heads = aligned(cells_of, right=(price_at,))
         task_column = _beside(heads, width, LEAST_TASK)  # 0: the task stands below
         self._indent = " " * len(f"!  {len(proposals)}  ")
-        self._price = len(self._indent) + max(cells(cell[2]) for cell in cells_of)
+        self._price = len(self._indent) + max(cells(cell[price_at]) for cell in cells_of)
         self.head = _head(heads[0], task_column)
         self.rows: list[list[QuestionLine]] = []
         self.folded: list[str] = []
@@ -425,7 +438,7 @@ class _Table:
             self.folded.append(folded_words(one, in_row=shown) if can_fold(one) else "")
         self.notes = self._notes(proposals, compared)
 
-    def _cells(self, number: int, one: Pending, summary: ProposalSummary) -> tuple[str, str, str, str, str]:
+    def _cells(self, number: int, one: Pending, summary: ProposalSummary) -> tuple[str, ...]:
         mark = "!" if number in self._striking else " "
         price = "free" if one.free else format_usd(one.max_cost_micros, exact=True)
         powers = [_SHORT_POWERS.get(power, power) for power in summary.powers]
@@ -434,7 +447,8 @@ class _Table:
         client = ""
         if self._width >= NARROW:
             client = cut(one_line(one.client), CLIENT_COLUMNS)
-        return mark, str(number), price, can, client
+        ids = () if self._asks else (one.pending_id,)
+        return (mark, str(number), *ids, price, can, client)
 
     def _notes(
         self, proposals: Sequence[tuple[Pending, ProposalSummary]], compared: Sequence[str]
@@ -450,6 +464,8 @@ class _Table:
         for line in compared:
             notes += self._fitted(QuestionLine(line))
         notes += self._grouped(folded, "Folded of each: {line}", "Folded of {numbers}: {line}", "quiet")
+        if not self._asks:
+            return [note for note in notes if not note.folds]
         return [*notes, *self._fitted(QuestionLine(f"A number opens one: {ids}.", "quiet", folds=True))]
 
     def _grouped(

@@ -69,6 +69,12 @@ MESSAGE_NAMES: Mapping[str, str] = {
     "decision": "What was decided",
 }
 """What people call a message, by its kind."""
+_NAMES_OF_AVA: Mapping[str, str] = {
+    "AssistantMessage": "Proposal, as shown",
+    "ToolCall": "Call of Ava",
+    "ToolResult": "Answer of Ava",
+}
+"""What entries are called that are not a run's own: what was shown to a person, and what a host called."""
 SETTLED_WORDS: Mapping[str, str] = {
     "billed": "",
     "not_billed": ", not billed",
@@ -117,8 +123,21 @@ def what_happened(entry: Entry, names: Mapping[str, str] = _NO_NAMES) -> str:
     return what.strip()
 
 
+def name_of(entry: Entry) -> str:
+    """Return what people call an entry; a message by its kind, and calls of hosts otherwise than those of runs."""
+    if isinstance(entry.fact, events.UserMessage):
+        return MESSAGE_NAMES[entry.fact.kind]
+    if entry.who.agent_id == AGENT and entry.type in _NAMES_OF_AVA:
+        return _NAMES_OF_AVA[entry.type]
+    return EVENT_NAMES.get(entry.type, entry.type)
+
+
 def entry_words(entry: Entry) -> str:
-    return f"{EVENT_NAMES.get(entry.type, entry.type)}: {what_happened(entry)}"
+    """Return an entry by its name for people, and what happened: `Task: List the prices`."""
+    what = what_happened(entry)
+    if isinstance(entry.fact, events.UserMessage):
+        what = what.removeprefix(f"({entry.fact.kind}) ")  # its name says its kind
+    return f"{name_of(entry)}: {what}"
 
 
 def names_of(view: View, entries: Iterable[Entry]) -> dict[str, str]:

@@ -45,10 +45,10 @@ from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import (
     BOOKKEEPING,
     EVENT_NAMES,
-    MESSAGE_NAMES,
     SETTLED_WORDS,
     compact,
     is_trouble,
+    name_of,
     named,
     names_of,
     what_happened,
@@ -378,23 +378,6 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
             return f"{state_words(ended.status)}: {reason_words(ended.stop_reason or '')}"
         case _:
             return what_happened(entry, names)
-
-
-_NAMES_OF_AVA: Mapping[str, str] = {
-    "AssistantMessage": "Proposal, as shown",
-    "ToolCall": "Call of Ava",
-    "ToolResult": "Answer of Ava",
-}
-"""What entries are called that are not a run's own: what was shown to a person, and what a host called."""
-
-
-def name_of(entry: Entry) -> str:
-    """Return what people call an entry; a message by its kind, and calls of hosts otherwise than those of runs."""
-    if isinstance(entry.fact, UserMessage):
-        return MESSAGE_NAMES[entry.fact.kind]
-    if entry.who.agent_id == AGENT and entry.type in _NAMES_OF_AVA:
-        return _NAMES_OF_AVA[entry.type]
-    return EVENT_NAMES.get(entry.type, entry.type)
 
 
 def _row(entry: Entry, names: Mapping[str, str]) -> EventRow:

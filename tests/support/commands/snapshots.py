@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from difflib import unified_diff
 from pathlib import Path
 
 from ava_server.core.data_root import os_user
@@ -79,4 +80,5 @@ def compare_screen(name: str, lines: list[str]) -> None:
     if os.environ.get("AVA_WRITE_SNAPSHOTS"):
         path.parent.mkdir(exist_ok=True)
         path.write_text(steady_lines(lines), encoding="utf-8")
-    assert steady_lines(lines) == path.read_text("utf-8")
+    kept, now = path.read_text("utf-8").splitlines(), steady_lines(lines).splitlines()
+    assert now == kept, "\n".join(unified_diff(kept, now, path.name, "the screen now", lineterm=""))

@@ -40,13 +40,18 @@ class CheckFinding:
     @property
     def title(self) -> str:
         """What people call it; `name` is its name in JSON."""
-        return _TITLES.get(self.name, self.name)
+        return title_of(self.name)
 
     def as_json(self) -> dict[str, str]:
         return {"name": self.name, "state": self.state, "text": self.text, "what_to_do": self.what_to_do}
 
 
 _TITLES: Mapping[str, str] = {"confinement": "sandbox"}
+
+
+def title_of(name: str) -> str:
+    """Return what people call a check; `name` is its name in JSON."""
+    return _TITLES.get(name, name)
 
 
 @dataclass(frozen=True)
