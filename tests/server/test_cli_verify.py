@@ -58,7 +58,7 @@ def test_reports_an_intact_log_with_its_head_and_the_time_taken(root: Path) -> N
     assert first == f"Data root: {root}"
     took = r"11 entries checked in \d+ m?s: none was changed, removed, added or moved, up to 11\."
     assert re.fullmatch(took, checked)
-    assert projections == "Runs, proposals, plans and budgets match the log at entry 11."
+    assert projections == "Runs, proposals, plans, budgets and spending match the log at entry 11."
     assert HEAD.fullmatch(head)
     assert "ava verify --head HASH" in note
 

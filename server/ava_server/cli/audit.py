@@ -49,7 +49,7 @@ def verify_command(
 ) -> None:
     """Check that no entry of the log was changed, removed, added or moved, and name the first that was.
 
-    Runs, proposals, plans and budgets are rebuilt from the log and compared. The head is the newest entry's hash.
+    Runs, proposals, plans, budgets and spending are rebuilt from the log and compared. The head is the newest entry's hash.
     Note it elsewhere: a log that was cut at its end, or rewritten, shows only against it. Nothing is written. Exit
     code 1 when a fault was found.
     """
@@ -150,9 +150,9 @@ def _log_lines(report: VerifyReport, seconds: float, since: str | None) -> list[
     if report.entries or not report.faults:
         lines.append(f"{count} checked {time_text}: none was changed, removed, added or moved, up to {report.seq:,}.")
     if report.projections and "projection" not in kinds:
-        lines.append(f"Runs, proposals, plans and budgets match the log at entry {report.seq:,}.")
+        lines.append(f"Runs, proposals, plans, budgets and spending match the log at entry {report.seq:,}.")
     elif not report.projections and report.ok:
-        lines.append("Runs, proposals, plans and budgets were not compared: that takes the whole log.")
+        lines.append("Runs, proposals, plans, budgets and spending were not compared: that takes the whole log.")
     if report.entries or report.ok:
         lines.append(f"Head: {report.head}")
     if report.ok:
