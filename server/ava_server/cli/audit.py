@@ -49,9 +49,9 @@ def verify_command(
 ) -> None:
     """Check that no entry of the log was changed, removed, added or moved, and name the first that was.
 
-    Runs, proposals, plans, budgets and spending are rebuilt from the log and compared. The head is the newest entry's hash.
-    Note it elsewhere: a log that was cut at its end, or rewritten, shows only against it. Nothing is written. Exit
-    code 1 when a fault was found.
+    Runs, proposals, plans, budgets and spending are rebuilt from the log and compared. The head is the newest entry's
+    hash. Note it elsewhere: a log that was cut at its end, or rewritten, shows only against it. Nothing is written.
+    Exit code 1 when a fault was found.
     """
     if jsonl is not None and (head is not None or since_head is not None):
         raise BadInput("--jsonl: a file is checked by itself; leave --head and --since-head out.")
