@@ -217,9 +217,10 @@ def _indexed(view: View, conditions: Conditions, low: int, high: int, limit: int
     """Return the newest matching entries of the text index.
 
     An index that is not in the order of the log reads all entries with a word before it knows the newest, and a
-    database cannot know how rare a word is. So the newest entries are compared one by one, which finds a frequent word;
-    then the index is searched in ever longer ranges, and in everything once it finds little.
+    database cannot know how rare a word is. So a frequent word is found among the newest entries; then the index is
+    searched in ever longer ranges, and in everything once it finds little.
     """
+    # An index in the log's order needs no ranges, the entries of one run are few, and without words there is no index.
     if view.words_in_order or conditions.one_run or not conditions.index_query:
         return list(_select(view, conditions, low, high, limit, use_index=not conditions.one_run))
     start = max(low, high - NEAR)
@@ -228,7 +229,7 @@ def _indexed(view: View, conditions: Conditions, low: int, high: int, limit: int
     while start > low and len(rows) < limit:
         high = start
         start = max(low, high - size)
-        more_rows = list(_among(view, conditions, start, high, limit - len(rows)))
+        more_rows = list(_select_by_index(view, conditions, start, high, limit - len(rows)))
         rows += more_rows
         is_rare = len(more_rows) <= RARE
         if is_rare:
@@ -238,7 +239,7 @@ def _indexed(view: View, conditions: Conditions, low: int, high: int, limit: int
     return rows
 
 
-def _among(view: View, conditions: Conditions, low: int, high: int, limit: int) -> Iterator[Any]:
+def _select_by_index(view: View, conditions: Conditions, low: int, high: int, limit: int) -> Iterator[Any]:
     """Yield the newest matching entries of a range, after the index has found all in it."""
     assert conditions.index_query is not None
     key = view.words_key

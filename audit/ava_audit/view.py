@@ -276,7 +276,11 @@ class View:
         value: int | str | None,
         limit: int,
     ) -> list[RunRow]:
-        """Return runs in an order that no index has: sorts their ids alone, because their other columns are long."""
+        """Return a page of runs in an order that no index has: sorts ids alone, because the other columns are long.
+
+        `before` (created_us, id) and `value` (in the ordering column) are those of the last run of the page before.
+        `where` and `values` are extended.
+        """
         column, direction = ORDERS[order]
         if before is not None:
             beyond = "<" if direction == "DESC" else ">"

@@ -139,20 +139,20 @@ class Lists:
         self._begun: set[str] = set()
         self._lists: dict[str, _List] = {}
         schemes: dict[str, dict[int, _Level]] = {}
-        links: dict[str, str] = {}
-        styles: dict[str, str] = {}
+        style_of_scheme: dict[str, str] = {}  # the style whose levels a scheme borrows
+        scheme_of_style: dict[str, str] = {}  # the scheme that defines a style's levels
         for element in children(root, "w:abstractNum"):
             scheme = attribute_of(element, "abstractNumId")
             schemes[scheme] = _read_levels(element)
-            links[scheme] = attribute_of(child(element, "w:numStyleLink"))
-            styles[attribute_of(child(element, "w:styleLink"))] = scheme
+            style_of_scheme[scheme] = attribute_of(child(element, "w:numStyleLink"))
+            scheme_of_style[attribute_of(child(element, "w:styleLink"))] = scheme
         for element in children(root, "w:num"):
             scheme = attribute_of(child(element, "w:abstractNumId"))
-            source = scheme
-            style = links.get(scheme)
+            with_levels = scheme
+            style = style_of_scheme.get(scheme)
             if style:
-                source = styles.get(style, scheme)
-            self._lists[attribute_of(element, "numId")] = _read_list(scheme, schemes.get(source, {}), element)
+                with_levels = scheme_of_style.get(style, scheme)
+            self._lists[attribute_of(element, "numId")] = _read_list(scheme, schemes.get(with_levels, {}), element)
 
     def level_of(self, list_id: str, style_id: str | None) -> int:
         """Return the level of a list that belongs to a style."""

@@ -159,15 +159,19 @@ def _run(run: PastRun, then: Mapping[str, Any], config: RunConfig, today: Mappin
 
 
 def _cost(run: PastRun, then: Mapping[str, Any], today: Mapping[str, Any]) -> int | None:
-    """Return what a run would cost at today's price, in micro-USD; None where the log does not say it exactly."""
+    """Return what a run would cost at today's price, in micro-USD.
+
+    None where the logged tokens and the prices of then do not give the logged cost, to 1 % or rounding, and where a
+    price has steps by length: the log does not say how the tokens fell on them.
+    """
     if all(then.get(name) == today[name] for name in (*_RATES, *_STEPPED)):
         return run.cost_micros
     for name in _STEPPED:
         if then.get(name) or today.get(name):
             return None
     logged_nanos = run.cost_micros * 1_000
-    is_exact = abs(logged_nanos - _nanos(run, then)) <= max(logged_nanos // 100, ROUNDED_NANOS)
-    if not is_exact:
+    is_reproduced = abs(logged_nanos - _nanos(run, then)) <= max(logged_nanos // 100, ROUNDED_NANOS)
+    if not is_reproduced:
         return None
     return -(-_nanos(run, today) // 1_000)
 

@@ -211,17 +211,20 @@ def _proposal_events(proposal: Proposal, fact: SpawnProposed, texts: Texts, who:
 
 
 def _supersede(view: View, who: Who, task_id: str | None) -> tuple[str | None, tuple[Event, ...]]:
-    """Return the waiting proposal that a new one with the same `task_id` replaces, and the events that close it."""
+    """Return the waiting proposal that a new one with the same `task_id` replaces, and the events that close it.
+
+    Should several wait, all are closed and the last is named. None and no events where none waits.
+    """
     if task_id is None:
         return None, ()
-    superseded: str | None = None
-    ends: list[Event] = []
+    replaced: str | None = None
+    closing: list[Event] = []
     for run in view.with_task_id(who.user_id, task_id):
         row = view.proposal(run.pending_id)
         if row is not None and row.state == WAITING:
-            superseded = row.pending_id
-            ends += close_proposal(row, run, who, "superseded")
-    return superseded, tuple(ends)
+            replaced = row.pending_id
+            closing += close_proposal(row, run, who, "superseded")
+    return replaced, tuple(closing)
 
 
 def day_left(view: View, user: str, limits: SpawnLimits, now_us: int) -> DayLeft:

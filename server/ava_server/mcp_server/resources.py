@@ -314,7 +314,7 @@ async def _models(own: Access, _given: Given) -> list[str]:
         for model in resolved:
             if model.choice is not None:
                 names.append(model.choice.name)
-        for catalog in catalogs:
+        for catalog in catalogs:  # those that the settings name come before all others
             names.extend(f"{catalog.name}:{model_id}" for model_id in named_ids(catalog, models, resolved))
         for catalog in catalogs:
             names.extend(f"{catalog.name}:{model_id}" for model_id in table_ids(catalog))

@@ -346,7 +346,9 @@ class Endpoint:
         # The SDKs of OpenAI and Anthropic obey this header whatever the status is (`_should_retry`).
         retry = {"true": True, "false": False}.get(response.headers.get("x-should-retry", "").strip().lower())
         if retry is not None:
-            case = replace(case, retry=retry, waits=case.waits or retry)
+            case = replace(case, retry=retry)
+        if retry:  # another try only helps after a while
+            case = replace(case, waits=True)
         proxy = response.extensions.get("ava_proxy")  # only the proxy knows whose status this is
         return self._provider_error(error, case, response.headers, now, response.status_code, proxy)
 

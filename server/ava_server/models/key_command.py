@@ -129,7 +129,8 @@ class KeyCommand:
     def checked(self, project: Path | None, data_root: Path) -> tuple[str, ...]:
         """Return the command with the full path of its program, checked for a run on `project`. Blocking.
 
-        Raises ConfigError if it cannot be used, or others write it or the settings that name it: both lie in `project`.
+        `project` is remembered: later commands must not lie in it either. Raises ConfigError if the command cannot be
+        used, or if it, or the data root whose settings name it, lies in a project, where others can write.
         """
         projects = self._projects if project is None else self._projects | {project}
         try:

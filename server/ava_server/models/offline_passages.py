@@ -459,7 +459,7 @@ def pieces(passage: Passage) -> Iterator[Passage]:
     """
     starts, ends = _bounds(passage.text)
     most_chars = QUOTE_CHARS
-    if passage.place.startswith("sheet "):
+    if passage.place.startswith("sheet "):  # as many rows as fit ROWS_CHARS, or a longer one that fits a quote
         most_chars = ROWS_CHARS
     sections = list(_sections(passage.text))
     for start in starts:
@@ -472,9 +472,10 @@ def pieces(passage: Passage) -> Iterator[Passage]:
             yield from _piece(passage, start, end)
             continue
         # A sentence longer than a quote is cut into several pieces.
+        sentence_end = min(each for each in ends if each > start)
         end = _cut_at(passage.text, start)
         yield from _piece(passage, start, end)
-        while end < min(each for each in ends if each > start):
+        while end < sentence_end:
             start, end = end, _cut_at(passage.text, end)
             yield from _piece(passage, start, end)
 

@@ -324,10 +324,11 @@ class ToolCalls:
             text = "Interrupted, outcome unknown: it may or may not have been done. Look before you repeat it."
             await self._log.record(self._result(call, text, success=False))
             return
-        ready = self._ready.pop(call.call_id, None) or self._check_call(call)
-        if isinstance(ready, str):
-            await self.refuse(call, ready, unusable=True)
+        ready_or_refusal = self._ready.pop(call.call_id, None) or self._check_call(call)
+        if isinstance(ready_or_refusal, str):
+            await self.refuse(call, ready_or_refusal, unusable=True)
             return
+        ready = ready_or_refusal
         tool = ready.tool
         count = self._repeats(call)
         if count:
@@ -346,13 +347,13 @@ class ToolCalls:
             facts.append(await self._started_fact(call))
             await self._log.record(*facts)
         began = time.monotonic()
-        hide = _Redaction(self._context.redactor, learns=tool.spec.files)
+        hide = _Redaction(self._context.redactor, learns_keys=tool.spec.files)
         output = await self._work(call, tool, ready.args, injected, hide)
         took_ms = ms_since(began)
         result = await self._make_result(call, tool, output, hide)
         await tell_too_many_keys(self._context.redactor, self._log)
         if not output.success and self._failed_edits(call) >= EDITS_END_AT:
-            await self._log.record(self._ends_edits(call), result, duration_ms=took_ms)
+            await self._log.record(self._too_many_failed_edits(call), result, duration_ms=took_ms)
             return
         is_last_call = len(self._history.open_calls()) == 1
         if tool.spec.read_only and is_last_call:  # the next request follows at once, and writes it
@@ -503,14 +504,14 @@ class ToolCalls:
             return 0
         return self._history.failed_edits.get(path, 0) + 1
 
-    def _ends_edits(self, call: ToolUse) -> GuardrailTripped:
+    def _too_many_failed_edits(self, call: ToolUse) -> GuardrailTripped:
         count = self._failed_edits(call)
         return GuardrailTripped(guardrail="failed_edits", action="ended", tool=call.name, count=count)
 
     async def _refuse_repeat(self, call: ToolUse, count: int) -> None:
         """Refuse a call that had the same result too often; at the last time the run ends."""
         if self._failed_edits(call) >= EDITS_END_AT:
-            tripped = self._ends_edits(call)
+            tripped = self._too_many_failed_edits(call)
         else:
             action = "ended" if count >= SAME_CALL_ENDS_AT else "refused"
             tripped = GuardrailTripped(guardrail="same_call", action=action, tool=call.name, count=count)
@@ -548,7 +549,7 @@ class _Redaction:
     """
 
     redactor: RunRedactor
-    learns: bool = False
+    learns_keys: bool = False
     counts: list[int] = field(default_factory=list[int])
     secrets: list[int] = field(default_factory=list[int])
 
@@ -563,7 +564,7 @@ class _Redaction:
         """Return a text with its secrets hidden; lines without a secret stay unchanged. Blocks."""
         with compute_alone() if len(text) > _LONG_TEXT else contextlib.nullcontext():
             cleaned, invisible = clean(text)
-            if self.learns:
+            if self.learns_keys:
                 self.redactor.learn_private_keys(cleaned)
             redacted, secrets = self.redactor.redact_lines(cleaned)
         self.secrets.append(secrets)

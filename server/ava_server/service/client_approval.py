@@ -75,9 +75,9 @@ class ClientApprovals(Operations):
             lambda: until_decided(self._store, shown, limits),
             lambda: person.ask(form, lambda reply: apply_reply(checked, approval, reply)),
         )
-        elsewhere = await outcomes(self._store, shown, limits)
-        if elsewhere:
-            return await self._decided_elsewhere(approval, elsewhere)
+        sentences = await outcomes(self._store, shown, limits)
+        if sentences:
+            return await self._decided_elsewhere(approval, sentences)
         if reply is None:
             return _not_agreed(checked, "cancel")
         if reply.action != "accept":
@@ -87,10 +87,10 @@ class ClientApprovals(Operations):
         agreed = apply_reply(checked, approval, reply)
         return await self._store.do(approve(agreed, self._session.who, "elicitation", limits))
 
-    async def _decided_elsewhere(self, approval: Approval, elsewhere: Mapping[str, str]) -> ConfirmOutcome:
+    async def _decided_elsewhere(self, approval: Approval, sentences: Mapping[str, str]) -> ConfirmOutcome:
         """Return the state in the log of proposals of which some were decided while their question was open.
 
-        `elsewhere` says in a sentence, by pending id, how each of those was decided.
+        `sentences` say in a sentence, by pending id, how each of those was decided.
         """
         user = self._session.user
         at_us = now_us()
@@ -104,10 +104,10 @@ class ClientApprovals(Operations):
                 return checked
             if row.state == "approved":
                 return ProposalDecision(pending_id, row.run_id, "approved")
-            why = elsewhere.get(pending_id, "").removesuffix(".") or None
+            why = sentences.get(pending_id, "").removesuffix(".") or None
             return ProposalDecision(pending_id, row.run_id, "rejected", why)
 
-        def query(view: View) -> ConfirmOutcome:
+        def outcome(view: View) -> ConfirmOutcome:
             approved: list[ProposalRow] = []
             for pending_id in approval.pending_ids:
                 row = view.proposal(pending_id)
@@ -117,11 +117,11 @@ class ClientApprovals(Operations):
             return ConfirmOutcome(
                 tuple(decision(view, pending_id) for pending_id in approval.pending_ids),
                 plan_id=plan_ids.pop() if len(plan_ids) == 1 else None,
-                lowered=(*elsewhere.values(), *lowered_limits(view, approved)),
+                lowered=(*sentences.values(), *lowered_limits(view, approved)),
                 elsewhere=True,
             )
 
-        return await self._store.read(query)
+        return await self._store.read(outcome)
 
     async def _check(self, approval: Approval) -> CheckedApproval | ConfirmOutcome:
         """Return the approval if it can be given now, or its refusal, which is then in the log."""
