@@ -98,7 +98,7 @@ def install_command(*names: str) -> str:
     except (PackageNotFoundError, ValueError):
         origin = {}
     prefix = Path(sys.prefix)
-    replaces = False  # pipx and uv's tools are installed again, without the extras that are here
+    replaces = False  # pipx and uv's tools are installed anew: the extras that are here have to be named again
     if in_uv_cache(prefix) or (prefix / "uv-receipt.toml").exists():
         installer = ["uv", "tool", "install"]
         replaces = True

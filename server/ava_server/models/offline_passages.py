@@ -458,16 +458,16 @@ def pieces(passage: Passage) -> Iterator[Passage]:
     fit into one; the next section has its own pieces.
     """
     starts, ends = _bounds(passage.text)
-    most_chars = QUOTE_CHARS
+    preferred_chars = QUOTE_CHARS
     if passage.place.startswith("sheet "):  # as many rows as fit ROWS_CHARS, or a longer one that fits a quote
-        most_chars = ROWS_CHARS
+        preferred_chars = ROWS_CHARS
     sections = list(_sections(passage.text))
     for start in starts:
         next_section = next((section for section in sections if section > start), len(passage.text))
         limit = min(start + QUOTE_CHARS, next_section)
         quotable = [end for end in ends if start < end <= limit]
         if quotable:
-            short = [end for end in quotable if end <= start + most_chars]
+            short = [end for end in quotable if end <= start + preferred_chars]
             end = short[-1] if short else quotable[0]
             yield from _piece(passage, start, end)
             continue

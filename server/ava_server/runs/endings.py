@@ -245,7 +245,7 @@ def end_plan(
 
     cancels = cancel_steps(view, plan, who, ended.reason or ended.stop_reason, now_us)
     result = plan_result(view, plan, ended, active_us / 1e6)
-    return (*cancels, *events, *ending_events(plan, result, ended, who, None, active_us))
+    return (*cancels, *events, *ending_events(plan, result, ended, who, fence=None, active_us=active_us))
 
 
 def ending_events(
