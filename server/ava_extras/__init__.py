@@ -113,16 +113,16 @@ def install_command(*names: str) -> str:
     if replaces:
         wanted = [name for name in EXTRAS if name in names or has_extra(name)]
     extras = f"[{','.join(wanted)}]" if wanted else ""
-    folder = origin.get("dir_info")
+    from_folder = origin.get("dir_info")
+    from_vcs = origin.get("vcs_info")
     url = str(origin.get("url", ""))
-    if folder is not None:
+    if from_folder is not None:
         path = unquote(urlsplit(url).path)
-        if folder.get("editable"):
+        if from_folder.get("editable"):
             installer.append("-e")
         return shlex.join([*installer, f"{path}{extras}"])
-    version = origin.get("vcs_info")
-    if version:
-        url = f"{version['vcs']}+{url}@{version['commit_id']}"
+    if from_vcs:
+        url = f"{from_vcs['vcs']}+{url}@{from_vcs['commit_id']}"
     requirement = f"{_PACKAGE}{extras}"
     if url:
         requirement += f" @ {url}"

@@ -223,7 +223,10 @@ def view_plan(view: View, plan: RunRow) -> PlanView:
 
 
 def whole_plans(view: View, run_ids: Sequence[str]) -> list[str]:
-    """Return the plans that have ended and of which these are all runs: who has these results has the plan's too."""
+    """Return the plans that have ended and whose runs are all among `run_ids`.
+
+    Whoever was given these runs' results was given such a plan's result too.
+    """
     whole: list[str] = []
     for plan_id in _plans_of(view, run_ids):
         plan = view.run(plan_id)
