@@ -11,6 +11,7 @@ import pytest
 from ava_audit.events import ENDINGS
 from ava_audit.rows import ASKING, EXPIRED, HELD, INTERRUPTED, QUEUED, RUNNING, WAITING
 from ava_server.render.state_look import LOOKS, STYLES, look_of
+from ava_server.render.words import WORDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STATES = {RUNNING, QUEUED, WAITING, *ASKING, HELD, INTERRUPTED, EXPIRED, *ENDINGS}
@@ -36,3 +37,8 @@ def test_the_page_of_words_has_every_sign() -> None:
     text = (REPOSITORY / "docs" / "words.md").read_text("utf-8")
     rows = dict(re.findall(r"^\| `(.)` \| `(.)` \|", text, re.MULTILINE))
     assert rows == {look.sign: look.plain for look in {*LOOKS.values(), look_of("error")}}
+
+
+def test_the_page_of_words_explains_what_screens_explain() -> None:
+    text = (REPOSITORY / "docs" / "words.md").read_text("utf-8")
+    assert [word for word, means in WORDS.items() if f"- **{word}:** {means}" not in text] == []

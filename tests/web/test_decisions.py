@@ -69,7 +69,7 @@ def test_a_proposal_begins_with_its_facts_and_says_each_thing_once(here: There, 
         assert page.count(f'<p dir="auto">{row}</p>') == 1, row
     outside = page.replace(folded, "").partition('<details class="lower">')[0]
     assert outside.count("$0.80") == 1, "the price stands once, above the rest"
-    assert "asked for it." in page and page.index("They asked") < page.index("<dt>Model</dt>")
+    assert re.search(r"The program .+ asked for it\.", page) and page.index("They asked") < page.index("<dt>Model</dt>")
     assert visitor.decide(proposed["pending_id"], "reject").status_code == 303
 
 

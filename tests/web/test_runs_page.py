@@ -122,6 +122,8 @@ async def test_two_runs_are_shown_beside_each_other_to_who_may_see_both(tmp_path
             "dear",
         ):
             assert text in page, text
+        page = re.sub(r"</?abbr[^>]*>", "", page)
+        assert page.count('class="state good success" data-sign="✓"') == 2, "a state has its sign here too"
         for label in ("State", "Cost", "Active time", "Turns", "Tool calls", "Tools called"):
             row = page.partition(f'<th scope="row">{label}</th>')[2].partition("</tr>")[0]
             assert row.count("<td") == 2, label
@@ -335,6 +337,39 @@ async def test_a_step_says_the_states_of_its_runs_only_where_they_say_more() -> 
     assert replace(step, state="failed").tells_more("timeout")
     assert not replace(step, state="running").tells_more("running")
     assert replace(step, state="running").tells_more("queued")
+
+
+async def test_a_plan_that_is_partly_done_says_in_words_and_once_what_is_missing(tmp_path: Path) -> None:
+    def script(request: dict[str, Any]) -> Say | Fail:
+        said = str([each for each in request["messages"] if each["role"] == "user"])
+        return Fail(401, {"error": {"message": "no"}}) if "Sum it up" in said else submit()
+
+    async with open_lab(tmp_path, script, config=PRICED) as lab, serve_lab_pages(lab) as browser:
+        steps = [
+            {"id": "find", "role": "researcher", "task": "Find it"},
+            {"id": "total", "role": "researcher", "task": "Sum it up", "after": ["find"]},
+        ]
+        proposed = await lab.call("spawn_subagent", steps=steps)
+        await lab.approve(proposed)
+        assert (await lab.ended(proposed.group_id)).state == "partial"
+        page = await shown(browser, f"/subagents/{proposed.group_id}")
+        head = page.partition('id="live"')[2].partition("</div>")[0]
+        assert "1 of 2 steps done" in head and "tool call" not in head, "a plan has no turns and no calls of its own"
+        result = page.partition('<section id="result"')[2].partition("</section>")[0]
+        assert result.count("incomplete: total") == 1 and "null" not in result
+
+
+async def test_a_cancelled_run_says_once_that_its_cost_is_not_known(tmp_path: Path) -> None:
+    gate = Gate(within_s=60)
+    async with open_lab(tmp_path, [Say("", gate=gate)], config=PRICED) as lab, serve_lab_pages(lab) as browser:
+        run_id = await lab.start()
+        await anyio.to_thread.run_sync(gate.arrived.wait, 30)
+        await lab.call("cancel_subagent", subagent_id=run_id)
+        await lab.ended(run_id)
+        gate.released.set()
+        result = (await shown(browser, f"/subagents/{run_id}")).partition('<section id="result"')[2]
+        figures = result.partition('<dl class="figures">')[2].partition("</dl>")[0]
+        assert figures.count("the most that it can be") == 1, figures
 
 
 async def test_a_failed_run_says_once_what_it_lacks_and_what_to_do_in_a_box(tmp_path: Path) -> None:

@@ -341,7 +341,7 @@ def client_lines(client: str, texts: Texts) -> list[str]:
     """Return who asked for a run or a plan, and why, as far as that is known."""
     lines: list[str] = []
     if client:
-        lines.append(f"{named_path(client)} asked for it.")
+        lines.append(f"The program {named_path(client)} asked for it.")
     if texts.rationale:
         lines.append(f"Why: {quoted(texts.rationale.rstrip('. '), SHOWN_CHARS)}.")
     return lines

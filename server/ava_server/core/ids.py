@@ -133,6 +133,12 @@ def model_words(model: str) -> str:
     return "offline reader" if model.startswith("offline/") else model
 
 
+def model_named(model: str) -> str:
+    """Return a model where nothing else says that it is one: `model anthropic:…`, or `offline reader`."""
+    words = model_words(model)
+    return f"model {words}" if words == model else words
+
+
 def model_about(model: str) -> str:
     """Return what does the work, where there is room to say it: a model's id, or what the offline reader does."""
     return "no language model (finds passages by words)" if model.startswith("offline/") else model

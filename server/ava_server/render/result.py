@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from ava_audit.events import WHOLE
 from ava_audit.units import format_usd, micros_from_cents
@@ -161,9 +161,14 @@ def result_of(run: RunAnswer) -> Result | None:
     from ava_server.runs.changes import changed_lines, changes_lines
 
     findings, sources = _apart(findings_of(run, result.findings))
+    ended, summary, handed_over = _why_it_ended(run), result.summary, result.output
+    if run.plan is not None:
+        handed_over = _of_steps(handed_over)
+        if ended and summary == run.stop_reason:  # the ending says it already
+            summary = ""
     output = ""
-    if result.output is not None and result.output != result.summary:
-        output = as_markdown(result.output)
+    if handed_over is not None and handed_over != result.summary:
+        output = as_markdown(handed_over)
     coded: dict[str, Any] = run.changes or {}
     changes: list[str] = []
     changed: list[str] = []
@@ -171,11 +176,11 @@ def result_of(run: RunAnswer) -> Result | None:
         changes = changes_lines(run.subagent_id, coded)
         changed = changed_lines(result.changed or {})
     return Result(
-        ended=_why_it_ended(run),
+        ended=ended,
         whole=run.state in WHOLE,
         error=UntrustedText(result.error_text or ""),
         advice=run.advice or "",
-        summary=UntrustedText(result.summary),
+        summary=UntrustedText(summary),
         output=UntrustedText(output),
         findings=findings,
         quotes=quotes_line(findings),
@@ -187,6 +192,14 @@ def result_of(run: RunAnswer) -> Result | None:
         branch=bool(coded.get("branch")),
         figures=list(_figures(run)),
     )
+
+
+def _of_steps(output: object) -> object:
+    """Return what the last steps of a plan handed over, without those that handed over nothing; None without any."""
+    if not isinstance(output, dict):
+        return output
+    steps = cast("dict[str, Any]", output)
+    return {step: each for step, each in steps.items() if each is not None} or None
 
 
 def _why_it_ended(run: RunAnswer) -> str:

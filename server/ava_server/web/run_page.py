@@ -148,7 +148,7 @@ class RunPage(PagePart):
             "answer": answer,
             "result": result_of(answer),
             "scale": scale_of(row, now_us()),
-            "spent_on": [] if shown.free else spent_on(micros_by_part(answer)),
+            "spent_on": [] if shown.free else spent_on(_parts_beside_notes(answer)),
             "cost_notes": cost_notes(answer),
             "decisions": decisions_in([*decided, *raised], view.session_start),
             "undecided": _undecided(shown, decided),
@@ -350,6 +350,14 @@ def _costs(view: View, run: RunRow) -> tuple[Costs, bool]:
 def micros_by_part(answer: RunAnswer) -> dict[str, int]:
     """Return what a result says that money was spent on."""
     return {name: micros_from_cents(cents) for name, cents in (answer.cost_by or {}).items()}
+
+
+def _parts_beside_notes(answer: RunAnswer) -> dict[str, int]:
+    """Return the parts of a cost, without the unknown one where the notes behind the cost say it already."""
+    parts = micros_by_part(answer)
+    if answer.uncosted:
+        parts.pop("uncosted", None)
+    return parts
 
 
 def spent_on(parts: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -23,7 +23,7 @@ from ava_audit.search import LogQuery, search
 from ava_audit.units import format_duration, now_us
 from ava_audit.view import NOT_FAILED, ORDERS, RunOrder, RunPhase, View
 from ava_server.approval.proposals import Pending, pending_proposals
-from ava_server.core.ids import model_words, parse_number, state_words
+from ava_server.core.ids import model_words, parse_number
 from ava_server.render.plan_view import plan_title
 from ava_server.render.result import Text, UntrustedText, result_of
 from ava_server.render.run_view import RunView, cost_of, run_answer, view_run
@@ -273,15 +273,15 @@ class Runs(PagePart):
         run = view_run(view, row, self._context.runtime.instances, now_us(), task=True)
         result = result_of(run_answer(run))
         facts: dict[str, Text] = {
-            "State": state_words(run.state),
             "Role": row.role,
             "Model": UntrustedText(model_words(row.model)),
             "Cost": cost_of(run),
             "Active time": format_duration(run.elapsed_s),
-            "Turns": f"{row.turns:,}",
-            "Tool calls": f"{row.tool_calls:,}",
-            "Tokens": f"{row.tokens:,}",
         }
+        if run.plan is None:
+            facts["Turns"] = f"{row.turns:,}"
+            facts["Tool calls"] = f"{row.tool_calls:,}"
+        facts["Tokens"] = f"{row.tokens:,}"
         if result is not None:
             for fact in result.figures:
                 facts[fact.label] = fact.value
