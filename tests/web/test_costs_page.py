@@ -292,6 +292,10 @@ def test_the_page_of_approvals_is_read_page_by_page(ana: Visitor) -> None:
     page = ana.get(f"/costs/approvals?{WEEK}&before={(START_S + 5 * DAY_S) * 1_000_000}.0").text
     assert [row[2] for row in decisions(page)] == seen[1:] and "Newest decisions" in page
     assert ana.get(f"/costs/approvals?{WEEK}&before=x").status_code == 200
+    assert re.findall(r'<a href="([^"]+)" aria-current="(true)"', page) == [("/costs", "true")], "the page above it"
+    columns = re.findall(r'<th scope="col">(Cap|Cost|Ending|Digest)</th>', page)
+    first = re.findall(r'<td data-head="(.+?)">', page.split("<tbody>")[1].split("</tr>")[0])
+    assert first == columns, "a telephone has no row of heads: each figure names its own"
     assert ana.get("/costs/approvals?from=never").status_code == 400
 
 
