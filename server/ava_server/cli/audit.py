@@ -49,9 +49,9 @@ def verify_command(
 ) -> None:
     """Check that no entry of the log was changed, removed, added or moved, and name the first that was.
 
-    Runs, proposals, plans, budgets and spending are rebuilt from the log and compared. The head is the newest entry's hash.
-    Note it elsewhere: a log that was cut at its end, or rewritten, shows only against it. Nothing is written. Exit
-    code 1 when a fault was found.
+    Runs, proposals, plans, budgets and spending are rebuilt from the log and compared. The head is the newest entry's
+    hash. Note it elsewhere: a log that was cut at its end, or rewritten, shows only against it. Nothing is written.
+    Exit code 1 when a fault was found.
     """
     if jsonl is not None and (head is not None or since_head is not None):
         raise BadInput("--jsonl: a file is checked by itself; leave --head and --since-head out.")
@@ -148,7 +148,9 @@ def _log_lines(report: VerifyReport, seconds: float, since: str | None) -> list[
         lines.append(f"{count} before that {_are(report.entries)} unchanged ({time_text}).")
         return lines
     if report.entries or not report.faults:
-        lines.append(f"{count} checked {time_text}: none was changed, removed, added or moved, up to {report.seq:,}.")
+        lines.append(
+            f"{count} checked {time_text}: none was changed, removed, added or moved, up to entry {report.seq:,}."
+        )
     if report.projections and "projection" not in kinds:
         lines.append(f"Runs, proposals, plans, budgets and spending match the log at entry {report.seq:,}.")
     elif not report.projections and report.ok:
