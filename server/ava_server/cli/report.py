@@ -156,7 +156,7 @@ def _screen(report: Report) -> None:
     if not total.calls and not total.ended:
         return say("\nNothing was spent, and nothing ended.")
     periods = period_table(report)
-    _table(f"By {periods.what.lower()} (UTC)", periods.head, periods.rows)
+    _table(f"By {periods.what.lower()}", periods.head, periods.rows)
     for what in report.by:
         parts = part_table(report, what)
         _table(f"By {what}", parts.head, parts.rows)
@@ -241,7 +241,11 @@ def _table(title: str, head: Sequence[str], rows: Sequence[TableRow]) -> None:
         table.append((terminal.cut(one_line(row.name), name_width), *figures))
     right = range(1, len(head) + 1)
     lines = terminal.aligned(table, right=right)
-    if max(map(terminal.cells, lines)) > width:
+    if on_terminal and max(map(terminal.cells, lines)) > width:
+        lines = terminal.aligned(table, right=right, gap=" ")
+        excess = max(0, max(map(terminal.cells, lines)) - width)
+        names = max(8, max(terminal.cells(row[0]) for row in table) - excess)
+        table = [(terminal.cut(name, names), *figures) for name, *figures in table]
         lines = terminal.aligned(table, right=right, gap=" ")
     bar_width = min(width - max(map(terminal.cells, lines)) - 3, BAR)
     longest = max((row.bar for row in rows), default=0)
