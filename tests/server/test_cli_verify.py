@@ -56,7 +56,7 @@ def test_reports_an_intact_log_with_its_head_and_the_time_taken(root: Path) -> N
     assert (done.returncode, done.stderr) == (0, "")
     first, checked, projections, head, note = done.stdout.splitlines()
     assert first == f"Data root: {root}"
-    took = r"11 entries checked in \d+ m?s: none was changed, removed, added or moved, up to 11\."
+    took = r"11 entries checked in \d+ m?s: none was changed, removed, added or moved, up to entry 11\."
     assert re.fullmatch(took, checked)
     assert projections == "Runs, proposals, plans, budgets and spending match the log at entry 11."
     assert HEAD.fullmatch(head)

@@ -29,6 +29,7 @@ from ava_server.cli.report import days_of
 from ava_server.core.errors import BadInput
 from ava_server.render.report import report_of
 
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 FIRST = 20_450
 """A day, from 1970 on: 2025-12-28."""
 START_S = FIRST * DAY_S
@@ -208,6 +209,13 @@ async def test_the_screen_fits_a_narrow_terminal_and_has_no_bars_in_a_pipe(
     with run_on_terminal(tmp_path, *asked, columns=48) as narrow:
         assert narrow.ended() == 0
     assert "\n2025-12-28 " in narrow.text and "\ntimeout " in narrow.text, "each line has its name"
+    with run_on_terminal(tmp_path, *asked, columns=40) as narrowest:
+        assert narrowest.ended() == 0
+    _root, *lines = _ANSI.sub("", narrowest.text).splitlines()
+    assert max(map(len, lines)) <= 40, lines
+    for shown in (screen, ascii_only, narrow, narrowest):
+        blanks = [line for line in _ANSI.sub("", shown.text).splitlines() if line.endswith(" ")]
+        assert not blanks, blanks
 
 
 async def test_an_empty_report_says_so_and_creates_nothing(tmp_path: Path) -> None:

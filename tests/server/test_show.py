@@ -65,6 +65,19 @@ async def test_the_turns_have_all_of_the_money_and_each_call_with_what_came_of_i
     assert trouble.times == 2 and "nowhere.md" in trouble.words
 
 
+async def test_a_run_that_asks_says_to_a_person_how_it_is_answered(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [Say("", [("ask", {"question": "Which year?"})])], check=False) as lab:
+        run_id = await lab.start()
+        await lab.logged(run_id, "Asked")
+        while (await lab.run(run_id)).state != "queued":  # noqa: ASYNC110 - no entry tells
+            await anyio.sleep(0.05)
+        text = await shown(lab, run_id)
+        approvals = await anyio.to_thread.run_sync(lambda: ava(lab.root, "report", "approvals"))
+    assert f'Waits for: a person. Answer its question with `ava send {run_id} "…"`; without an answer' in text
+    assert "message_subagent" not in text and "What went wrong" not in text
+    assert "; asks you\n" in approvals.stdout and "queued" not in approvals.stdout
+
+
 async def test_the_time_in_which_a_person_is_asked_is_waiting_and_no_work_of_a_tool(tmp_path: Path) -> None:
     script = [Say("", [("ask", {"question": "Which year?"})]), hand_over()]
     async with open_lab(tmp_path, script, config=PRICED) as lab:

@@ -337,6 +337,11 @@ async def test_a_step_says_the_states_of_its_runs_only_where_they_say_more() -> 
     assert replace(step, state="failed").tells_more("timeout")
     assert not replace(step, state="running").tells_more("running")
     assert replace(step, state="running").tells_more("queued")
+    one = replace(step, state="running", run_ids=(("S-000001", "running"),))
+    assert replace(one, runs={"running": 1}).line == "find: running, S-000001"
+    assert replace(one, runs={"queued": 1}).line == "find: running, queued, S-000001"
+    several = replace(step, state="running", items=3, runs={"done": 1, "running": 2})
+    assert several.line == "find: running, 1 of 3 done, 2 running"
 
 
 async def test_a_plan_that_is_partly_done_says_in_words_and_once_what_is_missing(tmp_path: Path) -> None:

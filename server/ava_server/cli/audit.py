@@ -148,7 +148,9 @@ def _log_lines(report: VerifyReport, seconds: float, since: str | None) -> list[
         lines.append(f"{count} before that {_are(report.entries)} unchanged ({time_text}).")
         return lines
     if report.entries or not report.faults:
-        lines.append(f"{count} checked {time_text}: none was changed, removed, added or moved, up to {report.seq:,}.")
+        lines.append(
+            f"{count} checked {time_text}: none was changed, removed, added or moved, up to entry {report.seq:,}."
+        )
     if report.projections and "projection" not in kinds:
         lines.append(f"Runs, proposals, plans, budgets and spending match the log at entry {report.seq:,}.")
     elif not report.projections and report.ok:

@@ -156,7 +156,7 @@ def _screen(report: Report) -> None:
     if not total.calls and not total.ended:
         return say("\nNothing was spent, and nothing ended.")
     periods = period_table(report)
-    _table(f"By {periods.what.lower()} (UTC)", periods.head, periods.rows)
+    _table(f"By {periods.what.lower()}", periods.head, periods.rows)
     for what in report.by:
         parts = part_table(report, what)
         _table(f"By {what}", parts.head, parts.rows)
@@ -239,7 +239,14 @@ def _table(title: str, head: Sequence[str], rows: Sequence[TableRow]) -> None:
     for row in rows:
         figures = [figure or "-" for figure in row.figures]
         table.append((terminal.cut(one_line(row.name), name_width), *figures))
-    lines = terminal.aligned(table, right=range(1, len(head) + 1))
+    right = range(1, len(head) + 1)
+    lines = terminal.aligned(table, right=right)
+    if on_terminal and max(map(terminal.cells, lines)) > width:
+        lines = terminal.aligned(table, right=right, gap=" ")
+        excess = max(0, max(map(terminal.cells, lines)) - width)
+        names = max(8, max(terminal.cells(row[0]) for row in table) - excess)
+        table = [(terminal.cut(name, names), *figures) for name, *figures in table]
+        lines = terminal.aligned(table, right=right, gap=" ")
     bar_width = min(width - max(map(terminal.cells, lines)) - 3, BAR)
     longest = max((row.bar for row in rows), default=0)
     say()
@@ -252,21 +259,21 @@ def _table(title: str, head: Sequence[str], rows: Sequence[TableRow]) -> None:
 def _with_bars(lines: Sequence[str], bars: Sequence[float], width: int) -> None:
     from rich.bar import Bar
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     console = Console(file=sys.stdout, width=terminal.columns(sys.stdout), highlight=False, markup=False, emoji=False)
     blocks = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
-    grid = Table.grid(padding=(0, 3, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(no_wrap=True, width=width)
-    grid.add_row(Text(lines[0], style="bold"), "")
+    longest = max(map(terminal.cells, lines))
+    console.print(Text(lines[0], style="bold"))
     for line, share in zip(lines[1:], bars, strict=True):
-        bar: Bar | str = "#" * round(width * share)
+        bar = "#" * round(width * share)
         if blocks and share:
-            bar = Bar(1, 0, share, width=width, color="cyan")
-        grid.add_row(Text(line), bar)
-    console.print(grid)
+            bar = "".join(segment.text for segment in console.render(Bar(1, 0, share, width=width)))
+        text = Text(line)
+        if bar.strip():
+            text.append(" " * (longest - terminal.cells(line) + 3))
+            text.append(bar.rstrip(), style="cyan")
+        console.print(text, no_wrap=True)
 
 
 # -- a plan -----------------------------------------------------------------------------------------------------------
@@ -475,6 +482,8 @@ def _decision_text(one: MadeDecision) -> str:
         text += f", {one.cap}"
     if one.cost_micros is not None:
         text += f"; cost {format_usd(one.cost_micros)}"
+    if one.state == one.decision:
+        return text
     state = state_words(one.state)
     if one.ended:
         state = f"ended: {state}"

@@ -33,7 +33,7 @@ NARROW = 50
 """Below so many columns, a budget is two figures."""
 _BAD = ("fault", "warning")
 _HEALTH = {"fault": "bold red", "warning": "yellow", "note": "", "ok": "green"}
-_STATE_INDENT, _HEALTH_INDENT = 10, 23
+_STATE_INDENT, _TITLE = 10, 12
 _IN_FULL = ("delivery", "workers")
 """What is told in full also where it works: it has figures that nothing else shows."""
 _NAMED = ("log", "upkeep")
@@ -141,14 +141,17 @@ class Page:
             return
         yield joined(("Health (ava doctor tells more):", "bold"))
         works: list[str] = []
+        titles = max((len(finding.title) for finding in self.health if _stands_alone(finding)), default=0)
+        titles = max(titles, _TITLE)
+        indent = _STATE_INDENT + titles + 1
         for finding in sorted(self.health, key=lambda one: WORST_FIRST.index(one.state)):
-            if finding.state == "ok" and finding.name not in _IN_FULL:
+            if not _stands_alone(finding):
                 works.append(_works(finding))
                 continue
-            text, *more = wrapped_lines(plain(finding.text), max(self.width - _HEALTH_INDENT, 20))
-            yield joined("  ", (f"{finding.state:<8}", _HEALTH[finding.state]), f"{finding.title:<12} {text}")
+            text, *more = wrapped_lines(plain(finding.text), max(self.width - indent, 20))
+            yield joined("  ", (f"{finding.state:<8}", _HEALTH[finding.state]), f"{finding.title:<{titles}} {text}")
             for line in more:
-                yield joined(" " * _HEALTH_INDENT + line.strip())
+                yield joined(" " * indent + line.strip())
         state_cell = f"{'ok':<8}"
         for line in wrapped_lines(" · ".join(works), max(self.width - _STATE_INDENT, 20)):
             if line:
@@ -193,6 +196,11 @@ def rows_of(runs: Sequence[RunView], table: RunRows) -> Iterator[ListRow]:
             any_ended = True
             yield ListRow(None, joined((ENDED, "bold")))
         yield ListRow(run, table.row(run))
+
+
+def _stands_alone(one: CheckFinding) -> bool:
+    """Tell whether a finding has a line of its own."""
+    return one.state != "ok" or one.name in _IN_FULL
 
 
 def _works(one: CheckFinding) -> str:

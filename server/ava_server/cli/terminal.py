@@ -101,7 +101,7 @@ def present(place: Place, as_json: bool, fields: Mapping[str, Any], lines: Itera
         say("\n".join(lines))
 
 
-def aligned(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
+def aligned(rows: Iterable[Sequence[str]], *, right: Collection[int] = (), gap: str = "  ") -> list[str]:
     """Return rows of cells, equally many, as lines with columns; those numbered in `right` are aligned to the right."""
     rows = list(rows)
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
@@ -111,7 +111,7 @@ def aligned(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> li
         for number, cell in enumerate(row):
             blanks = " " * (widths[number] - cells(cell))
             padded.append(blanks + cell if number in right else cell + blanks)
-        lines.append("  ".join(padded).rstrip())
+        lines.append(gap.join(padded).rstrip())
     return lines
 
 

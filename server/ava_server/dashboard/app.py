@@ -123,7 +123,7 @@ class StatusApp(App[int]):
     def compose(self) -> ComposeResult:
         self._main = {name: Static(id=name, markup=False) for name in ("head", "body", "foot")}
         self._list = RunList(self._main["body"])
-        hint = "words of the task, role, name, id or state"
+        hint = "words of the task, role, name, id, state or model"
         self._filter = Input(id="filter", placeholder=hint, compact=True)
         yield from (self._main["head"], self._list, self._filter, self._main["foot"])
 

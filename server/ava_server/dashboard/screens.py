@@ -449,6 +449,8 @@ def detail_lines(detail: RunDetail, page: LivePage) -> Iterator[Text]:
 
 
 def _steps(detail: RunDetail, page: LivePage) -> Iterator[Text]:
+    if detail.run.row.is_plan and not detail.steps:
+        return
     yield Text()
     more = sum(detail.tools.values()) - len(detail.steps)
     yield joined((f"Steps: turn {detail.run.row.turns}", "bold"), f" ({more} earlier ones: l)" if more > 0 else "")

@@ -16,7 +16,7 @@ from ava_audit.entries import Entry
 from ava_audit.events import Answered, RunResumed, SessionStart, SpawnDecided, SpawnProposed
 from ava_audit.rows import RunRow
 from ava_audit.totals import DecisionSums, FoundDecision, Period, decision_page, decision_sums
-from ava_audit.units import MICROS_PER_USD, cents, format_usd, iso_utc, minutes
+from ava_audit.units import MICROS_PER_USD, cents, format_usd, iso_utc, minutes, now_us
 from ava_audit.view import View
 from ava_roles.wrap import one_line
 from ava_server.approval.channels import PERSON_CHANNELS, WAYS
@@ -24,6 +24,7 @@ from ava_server.approval.proposals import program_of, texts_of
 from ava_server.budget.run_config import caps_text, is_free
 from ava_server.core.ids import state_words
 from ava_server.render.plan_view import task_words
+from ava_server.runs.lifecycle import awaited
 
 CHANNELS: Mapping[str, str] = {
     **{channel: way.how for channel, way in WAYS.items()},
@@ -243,7 +244,7 @@ def _made(view: View, found: FoundDecision) -> MadeDecision:
         cap_micros=cap_micros,
         digest=_digest(view, fact, run),
         cost_micros=run.cost_micros if decision == "approved" else None,
-        state=run.state,
+        state=awaited(run, now_us()) or run.state,
         ended=run.ended,
     )
 

@@ -29,6 +29,8 @@ STEP_LOOKS: Mapping[StepShown, StateLook] = {
     "skipped": look_of("cancelled"),
 }
 """How the state of a step is drawn: as the state of a run that is like it."""
+_BEFORE_IT_RUNS: tuple[RunShown, ...] = ("queued", "waiting for a person")
+"""What the state of a step's only run says besides the state of the step."""
 MOST_RUNS = 12
 """Most runs of a step that are named."""
 MOST_LINES, LINE_CHARS = 20, 160
@@ -92,15 +94,17 @@ class StepView:
 
     @property
     def line(self) -> str:
-        """`find: done, 1 done, S-7f3a2b, $0.01`; of several runs `read: running, 3 of 20 done, 1 running, $0.12`."""
+        """`find: done, S-7f3a2b, $0.01`; of several runs `read: running, 3 of 20 done, 1 running, $0.12`."""
         parts: list[str] = [self.state]
-        if self.items > 1:
-            parts.append(f"{self.runs['done']:,} of {self.items:,} done")
-        for state, number in self.runs.items():
-            if state != "done" and number:
-                parts.append(f"{number:,} {state}")
         if self.items == 1:
+            parts += [state for state in self.runs if state in _BEFORE_IT_RUNS]
             parts += [run_id for run_id, _state in self.run_ids]
+        else:
+            if self.items > 1:
+                parts.append(f"{self.runs['done']:,} of {self.items:,} done")
+            for state, number in self.runs.items():
+                if state != "done" and number:
+                    parts.append(f"{number:,} {state}")
         if self.cost_micros:
             parts.append(format_usd(self.cost_micros))
         if self.state == "waiting" and self.needs:

@@ -201,11 +201,11 @@ def trouble_key(entry: Entry) -> str:
 
 
 def troubles_of(entries: Iterable[Entry]) -> list[Trouble]:
-    """Return what went wrong, in the order in which each came first."""
+    """Return what went wrong, in the order in which each came first; a question to a person is not wrong."""
     first: dict[str, Entry] = {}
     times: dict[str, int] = {}
     for entry in entries:
-        if is_trouble(entry):
+        if is_trouble(entry) and not isinstance(entry.fact, events.Asked):
             key = trouble_key(entry)
             first.setdefault(key, entry)
             times[key] = times.get(key, 0) + 1

@@ -130,6 +130,9 @@ def run_record(view: View, run_id: str, processes: Processes) -> RunRecord:
     answer = run_answer(shown)
     if shown.wait is not None and shown.wait.line is not None:  # the tools' answer says what a host calls
         answer.waits_for = shown.wait.for_people()
+    elif shown.wait is not None and shown.wait.cause == "answer":
+        how = shown.wait.for_people()
+        answer.waits_for = f"a person. {how[:1].upper()}{how[1:]}"
     return RunRecord(run, answer, texts_of(view, run))
 
 
