@@ -249,7 +249,7 @@ SHOWN_BY: Sequence[tuple[str, str, str, str]] = (
         "form",
         "resume",
         "*",
-        "server/test_resume.py::test_a_question_whether_to_resume_goes_on_with_what_was_decided_elsewhere",
+        "server/test_resume_decided.py::test_a_question_whether_to_resume_goes_on_with_what_was_decided_elsewhere",
     ),
     ("page", "resume", "*", "web/test_run_forms.py::test_an_interrupted_run_is_resumed_as_it_was_shown"),
     (

@@ -92,7 +92,7 @@ def test_money_and_bookkeeping_are_folded_into_the_model_call(log: TimelineLog) 
     step, activity, held = log.page(Place("oldest")).items
     assert step.shown is not None and step.shown.title == "Turn 1" and (step.cost, step.total) == (40, 40)
     assert [line.partition(":")[0] for line in step.folded] == [
-        "Message",
+        "Task",
         "Money reserved",
         "Model call",
         "Answer of the model",
