@@ -145,7 +145,7 @@ def test_the_page_and_the_command_go_over_to_months_at_the_same_length(
     team: There, ana: Visitor, until: str, unit: str
 ) -> None:
     done = ava(team.root, "report", "--since", "2025-12-28", "--until", until, env={"LOGNAME": "ana"})
-    assert f"By {unit}\n" in done.stdout
+    assert f"\nBy {unit} " in done.stdout
     names = tables(ana.get(f"/costs?from=2025-12-28&to={until}").text)["days"]
     assert {len(name.split()[0]) for name in names} == {len("2026-01" if unit == "month" else "2026-01-01")}
 
