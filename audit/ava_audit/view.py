@@ -284,9 +284,10 @@ class View:
         column, direction = ORDERS[order]
         if before is not None:
             beyond = "<" if direction == "DESC" else ">"
+            created_us, run_id = before
             alike = "created_us < ? OR created_us = ? AND id > ?"
             where.append(f"({column} {beyond} ? OR {column} = ? AND ({alike}))")
-            values += [value, value, before[0], before[0], before[1]]
+            values += [value, value, created_us, created_us, run_id]
         by = f"{column} {direction}, created_us DESC, id"
         ids = f"SELECT id FROM runs WHERE {' AND '.join(where)} ORDER BY {by} LIMIT ?"  # noqa: S608
         return self._runs(f"id IN ({ids}) ORDER BY {by}", *values, limit)

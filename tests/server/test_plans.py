@@ -45,6 +45,15 @@ async def test_steps_run_in_order_and_hand_their_results_on(tmp_path: Path) -> N
     assert not any("core is new" in task for task in tasks[:-1]), "only the step that names it gets it"
 
 
+@pytest.mark.parametrize("output", [0, False, []], ids=str)
+async def test_a_plan_hands_over_an_output_of_zero_false_or_nothing_in_a_list(tmp_path: Path, output: Any) -> None:
+    async with open_lab(tmp_path, lambda _request: submit(output, "nothing was found"), config=PRICED) as lab:
+        count = plans.step("count", "Count the failing tests.", output_schema={"type": ["integer", "boolean", "array"]})
+        plan = await plans.approve(lab, await plans.propose(lab, steps=[count]))
+        result = await lab.result(plan.id)
+    assert result["untrusted_result"]["output"] == {"count": output}, "its summary is no answer in place of it"
+
+
 async def test_an_approval_drops_steps_with_what_needs_them(tmp_path: Path) -> None:
     async with open_lab(tmp_path, plans.write_notes, config=PRICED) as lab:
         proposal = await plans.propose(lab)

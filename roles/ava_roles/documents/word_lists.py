@@ -145,14 +145,16 @@ class Lists:
             scheme = attribute_of(element, "abstractNumId")
             schemes[scheme] = _read_levels(element)
             style_of_scheme[scheme] = attribute_of(child(element, "w:numStyleLink"))
-            scheme_of_style[attribute_of(child(element, "w:styleLink"))] = scheme
+            defined_style = attribute_of(child(element, "w:styleLink"))
+            if defined_style:
+                scheme_of_style[defined_style] = scheme
         for element in children(root, "w:num"):
             scheme = attribute_of(child(element, "w:abstractNumId"))
-            with_levels = scheme
+            levels_scheme = scheme
             style = style_of_scheme.get(scheme)
             if style:
-                with_levels = scheme_of_style.get(style, scheme)
-            self._lists[attribute_of(element, "numId")] = _read_list(scheme, schemes.get(with_levels, {}), element)
+                levels_scheme = scheme_of_style.get(style, scheme)
+            self._lists[attribute_of(element, "numId")] = _read_list(scheme, schemes.get(levels_scheme, {}), element)
 
     def level_of(self, list_id: str, style_id: str | None) -> int:
         """Return the level of a list that belongs to a style."""

@@ -161,8 +161,8 @@ def _run(run: PastRun, then: Mapping[str, Any], config: RunConfig, today: Mappin
 def _cost(run: PastRun, then: Mapping[str, Any], today: Mapping[str, Any]) -> int | None:
     """Return what a run would cost at today's price, in micro-USD.
 
-    None where the logged tokens and the prices of then do not give the logged cost, to 1 % or rounding, and where a
-    price has steps by length: the log does not say how the tokens fell on them.
+    Unchanged prices give the logged cost. None where the logged tokens and the prices of then do not give the logged
+    cost, to 1 % or rounding, and where a price has steps by length: the log does not say how the tokens fell on them.
     """
     if all(then.get(name) == today[name] for name in (*_RATES, *_STEPPED)):
         return run.cost_micros

@@ -321,7 +321,7 @@ class Endpoint:
         if why:
             return self.error("certificate", cause=self.clean(why[1]))
         if isinstance(error, ProxyRefused):
-            # A system's own setting gives way to HTTPS_PROXY.
+            # Without a variable, the proxy came from the system's settings, which HTTPS_PROXY overrides.
             return self.error("proxy refused", cause=self.cause(error), variable=error.variable or "HTTPS_PROXY")
         if isinstance(error, httpx2.ConnectError) and _is_about_name(error):
             return self.error("no host")

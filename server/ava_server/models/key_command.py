@@ -101,12 +101,14 @@ class KeyCommand:
         refuses every key gets two of them.
         """
         now = self._key
-        if now is None or now.text != refused:  # another call has replaced it meanwhile
-            return now is not None
+        if now is None:
+            return False
+        if now.text != refused:  # another call has replaced it meanwhile
+            return True
         if refused == self._renewed:
             return False
         try:
-            self._renewed = await self._read()
+            self._renewed = await self._read()  # this replaces `_key` too
         except KeyCommandFailed as failed:
             log.warning("key_command of %s: %s", self._provider, failed)
             self._forget(refused, failed)

@@ -432,7 +432,10 @@ def spread_out(ranked: Iterable[tuple[float, Passage]], most: int) -> list[Passa
 
 
 def _apart(piece: Passage, other: Passage) -> bool:
-    """Tell whether two passages of one source have nothing in common: other rows, lines or places."""
+    """Tell whether two passages of one source are far apart: other rows, distant lines, or other places.
+
+    Where neither says its place, they count as apart.
+    """
     rows = _ROWS.search(piece.place)
     others = _ROWS.search(other.place)
     if rows and others:

@@ -212,7 +212,10 @@ def _end_without_owner(
 
 
 def _with_settlement(run: RunRow, settlement: Event) -> RunRow:
-    """Return a run's row as it is once a settlement is written, whose cost is unknown."""
+    """Return a run's row as it is once a settlement is written.
+
+    The settlement charges the worst case of a call whose real cost is unknown, so it counts as uncosted too.
+    """
     cost = settlement.cost_micros or 0
     tokens = 0
     if isinstance(settlement.fact, CostUpdate):

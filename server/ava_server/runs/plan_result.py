@@ -84,7 +84,10 @@ def _step_line(step: StepConfig, progress: StepProgress, rows: list[StepRunRow])
 
 
 def _handed_over(view: View, step: StepConfig, rows: list[StepRunRow]) -> Any:
-    """Return what a step handed over: one output, or for each item one with its run; None where it has none."""
+    """Return the output of a step, or its summary where it has none; None where no run of it ended well.
+
+    A step over a list gives a list, an output with its run and item for each run that ended well.
+    """
     outputs: list[dict[str, Any]] = []
     for row in sorted(rows, key=lambda each: each.item or 0):
         result = result_of(view, row)
@@ -92,7 +95,9 @@ def _handed_over(view: View, step: StepConfig, rows: list[StepRunRow]) -> Any:
             continue
         untrusted = result.get("untrusted_result", {})
         output = untrusted.get("output")
-        outputs.append({"subagent_id": row.id, "item": row.item, "output": output or untrusted.get("summary")})
+        if output is None or output == "":  # not 0, false or an empty list: those are answers
+            output = untrusted.get("summary")
+        outputs.append({"subagent_id": row.id, "item": row.item, "output": output})
     if step.foreach is not None:
         return outputs
     if not outputs:

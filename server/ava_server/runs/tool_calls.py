@@ -301,8 +301,9 @@ class ToolCalls:
         try:
             async with anyio.create_task_group() as tasks:
                 for number, call in enumerate(calls):
-                    tasks.start_soon(self._call, call, number == 0)
-        except ExceptionGroup as group:  # the first error is the run's; the loop needs it itself
+                    is_first = number == 0
+                    tasks.start_soon(self._call, call, is_first)
+        except ExceptionGroup as group:  # the loop of the run catches errors by their types, not a group
             raise group.exceptions[0] from group
 
     async def refuse(self, call: ToolUse, why: str, *, unusable: bool = False) -> None:

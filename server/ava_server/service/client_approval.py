@@ -96,12 +96,13 @@ class ClientApprovals(Operations):
         at_us = now_us()
 
         def decision(view: View, pending_id: str) -> ProposalDecision:
-            checked = check_proposal(view, pending_id, user, at_us)
-            if isinstance(checked, ProposalChange):
-                return checked.refused(STILL_WAITS)
+            change_or_refusal = check_proposal(view, pending_id, user, at_us)
+            if isinstance(change_or_refusal, ProposalChange):  # it is still open
+                return change_or_refusal.refused(STILL_WAITS)
             row = view.proposal(pending_id)
             if row is None or row.state not in ("approved", "rejected"):
-                return checked
+                return change_or_refusal
+            # It can no longer be decided, because that has been done: here that is an answer, and no refusal.
             if row.state == "approved":
                 return ProposalDecision(pending_id, row.run_id, "approved")
             why = sentences.get(pending_id, "").removesuffix(".") or None
