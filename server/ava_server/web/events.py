@@ -367,7 +367,8 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
             return f"{run_name} {state_words(done.status)}: {done.summary}"
         case ToolResult() as result if is_carried(entry):
             run_id = entry.run_id or ""
-            return f"{result.tool} has given the host the result of {named(run_id, names.get(run_id))}"
+            reader = "" if result.tool.startswith("ava ") else " the host"
+            return f"{result.tool} has shown{reader} the result of {named(run_id, names.get(run_id))}"
         case ToolResult() if entry.who.agent_id == AGENT:
             return what_happened(entry, names).partition(" <subagent_result")[0]  # the run's own entry has it
         case UserMessage() as message:

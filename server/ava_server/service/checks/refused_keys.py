@@ -40,7 +40,8 @@ def refused_findings(refused: Iterable[RefusedKey]) -> list[CheckFinding]:
         name, short = f"provider {one.provider}", f"{one.provider} refused its key"
         if one.answered:
             text = f"{one.text} It has answered other calls since."
-            found.append(CheckFinding(name, "warning", text, one.what_to_do, short))
+            advice = f"If it refuses a key again: {one.what_to_do}"
+            found.append(CheckFinding(name, "warning", text, advice, short))
         else:
             found.append(CheckFinding(name, "fault", one.text, one.what_to_do, short))
     return found
