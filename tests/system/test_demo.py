@@ -234,7 +234,7 @@ def test_a_question_without_an_answer_ends_as_such(tmp_path: Path, option: tuple
     done = ava(tmp_path / "unused", "demo", str(tmp_path / "notes"), "--task", "Where do zebras sleep?", *option)
     assert done.returncode == 17
     assert says in done.stdout
-    assert ": no_answer · " in done.stdout and quotes_of(done.stdout) == []
+    assert ": no answer · " in done.stdout and quotes_of(done.stdout) == []
 
 
 def test_removes_the_data_root_unless_asked_to_keep_it(tmp_path: Path, folder: Path) -> None:
