@@ -13,6 +13,7 @@ import jsonschema
 from mcp import Client
 from mcp_types import CallToolResult, Tool
 
+from ava_server.core.ids import state_words
 from support.model_server import Fail, Gate, ModelServer, Say, Step
 from support.runtime import PRICED, connect, text, wait_for
 
@@ -137,6 +138,9 @@ def check_answer(answer: CallToolResult, tool: Tool) -> None:
     assert failed == answer.is_error == words.startswith("Failed: ")
     for fact in facts_in(structured):
         assert fact in words, f"{tool.name}: the text does not say {fact!r}:\n{words}"
+    for run in structured.get("runs") or ():
+        named = (run.get("untrusted_activity"), run["state"], state_words(run["state"]))
+        assert any(name and name in words for name in named), f"{tool.name}: the text has no state:\n{words}"
     assert words.count("<subagent_result ") == words.count(CLOSING) == len(list(results_in(structured)))
 
 
@@ -157,7 +161,8 @@ def facts_in(structured: dict[str, Any]) -> Iterator[str]:
             yield from facts_in(decision["fresh"])
     for run in structured.get("runs") or ():
         yield run["status_line"].split(" · ", 1)[1]
-        yield run.get("untrusted_activity") or run["state"]  # the text says what a running one is doing
+        if run.get("untrusted_activity"):  # the text says what a running one is doing, and of any other its state
+            yield run["untrusted_activity"]
         for key in ("subagent_id", "pending_id", "waits_for", "task_id", "cursor", "group_id",
                     "stop_reason" if run["state"] != "success" else "state", "expires_at"):  # fmt: skip
             if run.get(key):
