@@ -220,11 +220,11 @@ def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
     elif ours.get("pack") and not ours.get("fetched"):
         lines.append(f"The branch was made on another machine: `ava fetch {run_id}` brings it into the repository.")
     if ours["to_merge"]:
-        line = f"Merge it: {ours['to_merge']}"
         to_see = ours.get("to_see", f"ava show {run_id} --diff")  # None: the person is on another machine
+        see_it = ""
         if to_see:
-            line = f"See it: {to_see}   {line}"
-        lines.append(line)
+            see_it = f"See it: {to_see}   "
+        lines.append(f"{see_it}Merge it: {ours['to_merge']}")
     lines.extend(f"Note: {note}." for note in ours["notes"])
     return lines
 

@@ -188,10 +188,10 @@ def _begin(plan: PlanState, step: StepConfig, world: World, stopped: str) -> Cha
         if not needed.over:
             return None
         if needed.state != "done" and by_id[name].if_fails != "continue":
-            outcome = "was skipped"
+            became = "was skipped"
             if needed.state == "failed":
-                outcome = "failed"
-            return Change(step.id, replace(skipped, why=f"not started: {name} {outcome}"))
+                became = "failed"
+            return Change(step.id, replace(skipped, why=f"not started: {name} {became}"))
     if step.foreach is None:
         return Change(step.id, StepProgress("begun"))
     length = world.items(step)

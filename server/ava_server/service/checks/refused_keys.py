@@ -9,6 +9,7 @@ from ava_audit.entries import Entry
 from ava_audit.events import ErrorOccurred
 from ava_audit.units import HOUR_US, US_PER_S, format_duration
 from ava_audit.view import View
+from ava_server.core.errors import with_advice
 from ava_server.service.checks import CheckFinding
 from ava_server.service.current import RefusedKey
 
@@ -39,7 +40,7 @@ def refused_findings(refused: Iterable[RefusedKey]) -> list[CheckFinding]:
     for one in refused:
         name, short = f"provider {one.provider}", f"{one.provider} refused its key"
         if one.answered:
-            text = f"{one.text} It has answered other calls since."
+            text = with_advice(one.text, "It has answered other calls since.")
             advice = f"If it refuses a key again: {one.what_to_do}"
             found.append(CheckFinding(name, "warning", text, advice, short))
         else:
