@@ -226,12 +226,11 @@ class Projections:
         """Ask for all rows before the first is read: with Postgres, each wait for an answer takes long."""
         if not run_ids:
             return []
-        today = now_us() // DAY_US  # most calls that are settled were reserved today
-        return [
-            self.runs.ask(run_ids, again=again),
-            self.budgets.ask([*run_ids, *self._used], again=again),
-            self.spending.ask([day_key(run_id, today) for run_id in run_ids], again=again),
-        ]
+        readers = [self.runs.ask(run_ids, again=again), self.budgets.ask([*run_ids, *self._used], again=again)]
+        if again:  # only a settlement reads it: it is asked for where that costs no wait of its own
+            today = now_us() // DAY_US  # most calls that are settled were reserved today
+            readers.append(self.spending.ask([day_key(run_id, today) for run_id in run_ids], again=True))
+        return readers
 
     def running(self) -> Mapping[str, tuple[str, str | None]]:
         """Return the user and owner of each running run: read once in a transaction, which may claim many.

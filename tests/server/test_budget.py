@@ -71,7 +71,7 @@ async def test_many_reservations_in_one_commit_wait_for_the_log_a_few_times(
                 tasks.start_soon(store.do, command, spender.run_id)
             await anyio.lowlevel.checkpoint()
             free.set()
-    assert len(queries) <= 7, [sql[-60:] for sql in queries]
+    assert len(queries) <= 6, [sql[-60:] for sql in queries]
 
 
 async def test_a_daily_cap_of_zero_means_nothing_may_be_spent(tmp_path: Path) -> None:

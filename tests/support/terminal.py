@@ -70,19 +70,16 @@ class Screen:
     def text(self) -> str:
         return self._bytes.decode("utf-8", "replace").replace("\r\n", "\n")
 
-    def until(self, text: str, within_s: float = WITHIN_S, times: int = 1) -> str:
-        """Read until a text has come that many times, and return everything."""
-        return self._until(text, within_s, times=times)
+    def until(self, text: str, within_s: float = WITHIN_S, begin: int = 0) -> str:
+        """Read until a text stands on the screen, behind the first `begin` characters, and return everything."""
+        deadline = time.monotonic() + within_s
+        while text not in self.text[begin:]:
+            assert self._more(deadline), f"{text!r} never came; there was: {self.text}"
+        return self.text
 
     def until_asked(self, question: str) -> str:
         """Read until a question was written after what was typed last: Ava drops what is typed before it asks."""
-        return self._until(question, WITHIN_S, begin=self._typed_at)
-
-    def _until(self, text: str, within_s: float, *, times: int = 1, begin: int = 0) -> str:
-        deadline = time.monotonic() + within_s
-        while self.text[begin:].count(text) < times:
-            assert self._more(deadline), f"{text!r} never came; there was: {self.text}"
-        return self.text
+        return self.until(question, begin=self._typed_at)
 
     def type(self, text: str) -> None:
         self._typed_at = len(self.text)

@@ -92,7 +92,7 @@ async def test_a_waiting_proposal_does_not_control_the_terminal(tmp_path: Path) 
         with run_on_terminal(lab.root, "approve", env={"NO_COLOR": "1"}) as several:
             several.until("Start them?")
             several.type("m\n")
-            several.until("Start them?", times=2)
+            several.until_asked("Start them?")
             several.type("r\n")
             several.ended()
     harmless(several.text, "approve several")

@@ -49,10 +49,8 @@ def refused_findings(refused: Iterable[RefusedKey]) -> list[CheckFinding]:
 
 
 def _newest_errors(view: View, since_us: int) -> Iterator[Entry]:
-    newest = "SELECT seq, ts_us FROM events WHERE type = 'ErrorOccurred' ORDER BY seq DESC LIMIT ?"
-    for seq, ts_us in list(view.select(newest, MOST_ERRORS)):
-        if ts_us < since_us:
-            return
+    newest = "SELECT seq FROM events WHERE type = 'ErrorOccurred' AND ts_us >= ? ORDER BY ts_us DESC, seq DESC LIMIT ?"
+    for (seq,) in list(view.select(newest, since_us, MOST_ERRORS)):
         entry = view.entry(seq)
         if entry is not None:
             yield entry
