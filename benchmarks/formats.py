@@ -37,8 +37,8 @@ from openpyxl.workbook.defined_name import DefinedName
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "roles"))
 
-from ava_roles.tools import parser_process
-from ava_roles.tools.extracted import format_of
+from ava_roles.texts import parser_process
+from ava_roles.texts.extracted import format_of
 
 PARTS = Path(__file__).with_suffix("")
 _PROGRAM_S = 300

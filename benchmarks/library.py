@@ -175,9 +175,9 @@ def answer(folder: Path, store: Path, question: str, seconds: float) -> None:
 
     from ava_roles.sandbox.path_access import FileMark
     from ava_roles.sandbox.paths import Root
+    from ava_roles.texts import child
     from ava_roles.texts.kept import KeptTexts
     from ava_roles.tool import ToolContext
-    from ava_roles.tools import child
     from ava_roles.tools.files import SearchAndRead, SearchAndReadArgs
 
     read, parsers = set[str](), 0

@@ -39,7 +39,7 @@ BY_EXTRA: dict[str, list[str]] = PROJECT["optional-dependencies"]
 EXTRAS = [name for extra in BY_EXTRA.values() for name in extra if not name.startswith(_OWN)]
 FOLDERS = {
     "audit/ava_audit/postgres": "postgres",
-    "roles/ava_roles/documents": "documents",
+    "roles/ava_roles/texts/formats": "documents",
     "server/ava_server/agents": "agents",
     "server/ava_server/dashboard": "dashboard",
     "server/ava_server/delivery/nats.py": "nats",

@@ -171,7 +171,7 @@ BEHIND: dict[tuple[str, str], str] = {
             (file, "start_new_session")
             for file in (
                 "roles/ava_roles/sandbox/git.py",
-                "roles/ava_roles/tools/parser_process.py",
+                "roles/ava_roles/texts/parser_process.py",
                 "roles/ava_roles/tools/files.py",
                 "server/ava_server/core/own_program.py",
             )
@@ -179,10 +179,10 @@ BEHIND: dict[tuple[str, str], str] = {
         "Windows passes it over",
     ),
     **dict.fromkeys(
-        (("roles/ava_roles/tools/parser_process.py", name) for name in ("os.fork", "os.killpg", "signal.SIGKILL")),
+        (("roles/ava_roles/texts/parser_process.py", name) for name in ("os.fork", "os.killpg", "signal.SIGKILL")),
         "only where _FORKS has found os.fork; elsewhere the child itself parses, and ends",
     ),
-    ("roles/ava_roles/documents/pdf.py", "ctypes"): "pypdfium2 is called through it on each system",
+    ("roles/ava_roles/texts/formats/pdf.py", "ctypes"): "pypdfium2 is called through it on each system",
     (
         "server/ava_server/core/background.py",
         "start_new_session",

@@ -21,7 +21,7 @@ from ava_roles.sandbox.path_access import FolderEntry
 from ava_roles.sandbox.paths import Root
 
 if TYPE_CHECKING:
-    from ava_roles.passages import FileMatch, Query
+    from ava_roles.texts.passages import FileMatch, Query
 
 NOTE_BYTES = 100_000
 MAX_NOTES = 500
@@ -200,7 +200,7 @@ class Memory:
 
 def best_notes(notes: Sequence[Note], query: str, most: int, hide: Callable[[str], str]) -> tuple[FileMatch, ...]:
     """Return the notes that match a question best, with their best passages; `path` is the note's name."""
-    from ava_roles.passages import Query
+    from ava_roles.texts.passages import Query
 
     words = Query(query)
     names = {file.path for file in _ranked(notes, words, most)}
@@ -210,7 +210,7 @@ def best_notes(notes: Sequence[Note], query: str, most: int, hide: Callable[[str
 
 
 def _ranked(notes: Sequence[Note], query: Query, most: int) -> tuple[FileMatch, ...]:
-    from ava_roles.passages import PassageRanking, split_passages
+    from ava_roles.texts.passages import PassageRanking, split_passages
 
     ranking = PassageRanking(query)
     for note in notes:

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from ava_roles import documents as parsers
 from ava_roles.errors import ToolFailed
 from ava_roles.net.fetch import Response
-from ava_roles.tools import pages, parser_process
-from ava_roles.tools.extracted import MOST_CHARS
+from ava_roles.texts import formats as parsers
+from ava_roles.texts import parser_process, web_page
+from ava_roles.texts.extracted import MOST_CHARS
 from ava_roles.tools.web import read_page
 
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
@@ -31,7 +31,7 @@ WORD = '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/
 def test_one_wide_row_does_not_widen_other_rows() -> None:
     wide = ",".join(["h"] * 20_000) + "\n" + "a\n" * 2_000  # 44 kB, which gave 120 MB
     with bounded():
-        text = pages.read_csv(wide)
+        text = web_page.read_csv(wide)
     assert len(text) < 30_000
     assert text.count("| a |") == 1_999
     assert text.endswith("\n(only the first 200 columns are shown)\n(1 more rows are not shown)")
@@ -39,7 +39,7 @@ def test_one_wide_row_does_not_widen_other_rows() -> None:
 
 def test_limits_a_table_to_200_columns_2000_rows_and_a_million_characters() -> None:
     with bounded():
-        text = pages.render_table(["x" * 1_000] * 300 for _ in range(3_000))
+        text = web_page.render_table(["x" * 1_000] * 300 for _ in range(3_000))
     lines = text.splitlines()
     assert len(text) < 1_200_000
     assert lines[0].count("|") == lines[1].count("|") == 201
@@ -48,7 +48,7 @@ def test_limits_a_table_to_200_columns_2000_rows_and_a_million_characters() -> N
 
 
 def test_shows_a_table_of_the_maximum_size_without_a_note_about_cuts() -> None:
-    text = pages.render_table([f"{row}.{column}" for column in range(20)] for row in range(2_000))
+    text = web_page.render_table([f"{row}.{column}" for column in range(20)] for row in range(2_000))
     assert text.count("\n") == 2_000
     assert "| 1999.19 |" in text.splitlines()[-1]
 
@@ -62,7 +62,7 @@ def test_stops_reading_rows_when_no_more_are_shown() -> None:
             taken += 1
             yield ["x" * 400] * 200
 
-    assert pages.render_table(rows()).endswith("(cut here: the rest is too long to read)")
+    assert web_page.render_table(rows()).endswith("(cut here: the rest is too long to read)")
     assert taken < 50
 
 
@@ -70,17 +70,17 @@ def test_stops_reading_rows_when_no_more_are_shown() -> None:
 @pytest.mark.parametrize("text", ['"' * 8_192, ',"' * 4_096, "," * 2_000_000, "a,b\n" * 1_000_000])
 def test_reads_unusual_csv_files_in_bounded_time_and_memory(text: str) -> None:
     with bounded(100):
-        assert len(pages.read_csv(text)) < 100_000
+        assert len(web_page.read_csv(text)) < 100_000
 
 
 def test_reads_only_the_beginning_of_a_large_csv() -> None:
     hiding = Hiding()
-    assert "(only the first 4,000,000 characters were read)" in pages.read_csv("aaa,bbb\n" * 2_400_000, hiding)
+    assert "(only the first 4,000,000 characters were read)" in web_page.read_csv("aaa,bbb\n" * 2_400_000, hiding)
     assert sum(hiding.texts) < 4_100_000
 
 
 def test_a_csv_that_is_shorter_without_its_secrets_was_read_to_its_end() -> None:
-    assert pages.read_csv("a,b\nc,hunter2222222\n", lambda text: text.replace("hunter2222222", "-")) == (
+    assert web_page.read_csv("a,b\nc,hunter2222222\n", lambda text: text.replace("hunter2222222", "-")) == (
         "| a | b |\n|---|---|\n| c | - |"
     )
 

@@ -8,9 +8,9 @@ import pytest
 from support.foreign.epub import ENCRYPTED, book_parts, epub_attacks, page
 from support.foreign.office import assert_withstands, pack_parts
 
-from ava_roles.documents import read_epub
-from ava_roles.tools import parser_process
-from ava_roles.tools.extracted import format_of
+from ava_roles.texts import parser_process
+from ava_roles.texts.extracted import format_of
+from ava_roles.texts.formats import read_epub
 
 
 def test_reads_the_sections_in_the_order_of_the_spine() -> None:

@@ -10,8 +10,8 @@ from support.foreign.documents import pdf
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.paths import Root
+from ava_roles.texts import web_page
 from ava_roles.tool import ToolContext, ToolOutput
-from ava_roles.tools import pages
 from ava_roles.tools.files import ReadFile, ReadFileArgs
 
 
@@ -163,7 +163,7 @@ async def test_renders_a_csv_with_any_separator_as_a_table(at: ToolContext, tmp_
 
 
 def test_reports_how_many_table_rows_are_omitted() -> None:
-    text = pages.render_table([str(number), "x"] for number in range(2_500))
+    text = web_page.render_table([str(number), "x"] for number in range(2_500))
     assert text.endswith("(500 more rows are not shown)")
 
 

@@ -7,8 +7,8 @@ import pytest
 from support.foreign.searched_files import find_files
 
 from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.texts.text_files import patterns
 from ava_roles.tool import ToolContext
-from ava_roles.tools.text_files import patterns
 
 
 @pytest.mark.parametrize("pattern", ["*a*a*a*a*a*b", "*[!b]*[!b]*[!b]*[!b]*[!b]*b"])

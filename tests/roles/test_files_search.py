@@ -12,12 +12,12 @@ import pytest
 from support.foreign.searched_files import ask_files, search_lines
 
 from ava_roles.errors import NotThere, ToolFailed
-from ava_roles.passages import Query, split_passages
 from ava_roles.sandbox.path_access import FileMark
 from ava_roles.sandbox.paths import Root
+from ava_roles.texts.page_text import read_page_text
+from ava_roles.texts.passages import Query, split_passages
 from ava_roles.tool import ToolContext
 from ava_roles.tools.files import ReadFile, ReadFileArgs, SearchAndRead
-from ava_roles.tools.page_text import read_page_text
 
 
 async def test_answers_a_question_with_verbatim_passages(at: ToolContext, tmp_path: Path) -> None:

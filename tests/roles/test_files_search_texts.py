@@ -12,18 +12,18 @@ import pytest
 from support.foreign.searched_files import ask_files
 
 from ava_roles.errors import ParserEnded
-from ava_roles.passages import Query
 from ava_roles.sandbox.path_access import FileMark, FolderEntry
 from ava_roles.sandbox.paths import Root
+from ava_roles.texts import reading
+from ava_roles.texts.extracted import Extracted, Format, Wanted
+from ava_roles.texts.headings import HEADINGS_BYTES, headings_of
 from ava_roles.texts.kept import KeptTexts
+from ava_roles.texts.parser_process import ParserProcess
+from ava_roles.texts.passages import Query
+from ava_roles.texts.reading import FolderReader, FolderTexts
 from ava_roles.texts.store import KeptText, TextStore
 from ava_roles.threads import run_sync
 from ava_roles.tool import ToolContext, need_files
-from ava_roles.tools import reading
-from ava_roles.tools.extracted import Extracted, Format, Wanted
-from ava_roles.tools.headings import HEADINGS_BYTES, headings_of
-from ava_roles.tools.parser_process import ParserProcess
-from ava_roles.tools.reading import FolderReader, FolderTexts
 
 
 async def test_a_search_that_is_cut_short_counts_each_file_once_and_the_next_goes_on(

@@ -27,8 +27,8 @@ async def search():
 print(anyio.run(search).text)
 """
 PARSE = """
-from ava_roles.tools import child, parser_process
-from ava_roles.tools.extracted import format_of
+from ava_roles.texts import child, parser_process
+from ava_roles.texts.extracted import format_of
 
 order = child.message
 child.message = lambda value: order(signalled(value))  # the child has started, and waits for it

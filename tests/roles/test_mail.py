@@ -10,10 +10,10 @@ from email.message import EmailMessage
 
 import pytest
 
-from ava_roles.documents import read_mail
 from ava_roles.errors import ToolFailed
-from ava_roles.tools import parser_process
-from ava_roles.tools.extracted import format_of
+from ava_roles.texts import parser_process
+from ava_roles.texts.extracted import format_of
+from ava_roles.texts.formats import read_mail
 
 HEAD = b"From: a@x.org\r\nSubject: Rent\r\n"
 

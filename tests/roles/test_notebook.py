@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ava_roles.documents import read_notebook
 from ava_roles.errors import ToolFailed
-from ava_roles.tools import parser_process
-from ava_roles.tools.extracted import format_of
+from ava_roles.texts import parser_process
+from ava_roles.texts.extracted import format_of
+from ava_roles.texts.formats import read_notebook
 
 
 def notebook(*cells: object, **fields: object) -> bytes:

@@ -10,9 +10,9 @@ from support.foreign.office import Attack, assert_withstands, pack_parts
 from support.foreign.open_texts import BOX, NUMBERS, TEXTS, frame, note, page_attacks, sheet_attacks, text_attacks
 from support.foreign.opendocument import cell, content, element, open_file, open_parts, p, row, sheet
 
-from ava_roles.documents import read_odp, read_ods, read_odt
-from ava_roles.tools import parser_process
-from ava_roles.tools.extracted import Extracted, Wanted, format_of
+from ava_roles.texts import parser_process
+from ava_roles.texts.extracted import Extracted, Wanted, format_of
+from ava_roles.texts.formats import read_odp, read_ods, read_odt
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_roles.encodings import codec_of_label, decode
 from ava_roles.net.fetch import Response
-from ava_roles.passages import split_lines
 from ava_roles.sandbox.paths import Root
+from ava_roles.texts.encodings import codec_of_label, decode
+from ava_roles.texts.page_text import NEEDS_SCRIPTS, read_page_text
+from ava_roles.texts.passages import split_lines
+from ava_roles.texts.web_page import read_html
 from ava_roles.tool import ToolContext
 from ava_roles.tools.files import ReadFile, ReadFileArgs, SearchAndRead, SearchAndReadArgs
-from ava_roles.tools.page_text import NEEDS_SCRIPTS, read_page_text
-from ava_roles.tools.pages import read_html
 from ava_roles.tools.web import read_page
 
 # -- encodings --------------------------------------------------------------------------------------------------------

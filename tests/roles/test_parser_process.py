@@ -17,11 +17,11 @@ from support.runtime import hand_over, open_lab, wait_for
 from support.sample import sample
 
 from ava_audit.events import RunClaimed, ToolResult
-from ava_roles import documents as parsers
 from ava_roles.errors import ToolFailed
+from ava_roles.texts import child, parser_process, web_page
+from ava_roles.texts import formats as parsers
+from ava_roles.texts.extracted import PDF, Wanted, format_of
 from ava_roles.threads import run_sync
-from ava_roles.tools import child, pages, parser_process
-from ava_roles.tools.extracted import PDF, Wanted, format_of
 
 WORD, EMAIL = format_of("a.docx") or PDF, format_of("a.eml") or PDF
 ATTACKS = {
@@ -77,8 +77,8 @@ async def test_an_attacked_parser_is_a_file_that_cannot_be_read(name: str, attac
 
 STUCK = "import signal, time; signal.alarm(0); time.sleep(600)"
 BUSY = "import signal; signal.alarm(0)\nwhile True: pass"
-HUGE = "import os; from dataclasses import asdict; from ava_roles.tools.extracted import Extracted, Part;"
-HUGE += " from ava_roles.tools import child; child.send({'result': asdict(Extracted((Part('', 'x' * 7_000_000),)))});"
+HUGE = "import os; from dataclasses import asdict; from ava_roles.texts.extracted import Extracted, Part;"
+HUGE += " from ava_roles.texts import child; child.send({'result': asdict(Extracted((Part('', 'x' * 7_000_000),)))});"
 HUGE += " os._exit(0)"
 ODD = 'import os; text = b\'{"result": {"parts": [1]}}\'; os.write(1, len(text).to_bytes(8) + text); os._exit(0)'
 
@@ -99,7 +99,7 @@ def test_ends_a_child_that_has_switched_its_own_time_limit_off(
         parser_process.read_document(WORD, b"")
 
 
-FORGED = "import os; from ava_roles.tools import child; child.send({'result': {'parts': [['', 'forged']]}});"
+FORGED = "import os; from ava_roles.texts import child; child.send({'result': {'parts': [['', 'forged']]}});"
 FORGED += " child.send({'result': {}}); os._exit(0)"
 
 
@@ -169,8 +169,8 @@ async def test_a_run_survives_a_document_that_kills_its_parser_and_so_do_the_oth
 
 def test_a_child_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-something")
-    start = "import os, sys; sys.path.insert(0, sys.argv[1]); from ava_roles import documents as parsers;"
-    start += " from ava_roles.tools import parser_process; from ava_roles.tools.extracted import Extracted, Part;"
+    start = "import os, sys; sys.path.insert(0, sys.argv[1]); from ava_roles.texts import formats as parsers;"
+    start += " from ava_roles.texts import parser_process; from ava_roles.texts.extracted import Extracted, Part;"
     start += " seen = Extracted((Part('', str(sorted(os.environ))),));"
     start += " parsers.PARSERS['Word document'] = lambda _data, _wanted: seen; parser_process.main()"
     own = str(Path(child.__file__).parents[2])
@@ -184,7 +184,7 @@ def test_a_child_reads_as_the_parser_does() -> None:
     data = pdf("twelve cents")
     assert parser_process.read_document(PDF, data) == parsers.read_pdf(data, Wanted())
     html = "<html><head><title>T</title></head><body><p>" + "Twelve cents an hour. " * 40 + "</p></body></html>"
-    assert parser_process.read_html(html, "https://x.org/") == pages.read_html(html, "https://x.org/")
+    assert parser_process.read_html(html, "https://x.org/") == web_page.read_html(html, "https://x.org/")
 
 
 @pytest.fixture
@@ -193,10 +193,10 @@ def attacked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
     def attack(code: str) -> None:
         start = (
-            "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles import documents as parsers;"
-            " from ava_roles.tools import pages, parser_process;"
+            "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.texts import formats as parsers;"
+            " from ava_roles.texts import parser_process, web_page;"
             " parser_process.SECONDS = 2;"
-            f" attacked = pages.parsing('PDF')(lambda *_given: exec({code!r}, {{'_given': _given}}));"
+            f" attacked = web_page.parsing('PDF')(lambda *_given: exec({code!r}, {{'_given': _given}}));"
             " parsers.PARSERS.update(dict.fromkeys(parsers.PARSERS, attacked)); parser_process.main()"
         )
         own = str(Path(child.__file__).parents[2])

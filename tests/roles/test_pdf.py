@@ -13,13 +13,13 @@ import pytest
 from support.foreign.documents import pdf, unicode_pdf
 from support.foreign.pdfs import FONT, IMAGE, line, make_pdf, page_of, stream
 
-from ava_roles.documents import pdf as parser
-from ava_roles.documents import read_pdf
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Root
+from ava_roles.texts import parser_process
+from ava_roles.texts.extracted import PDF, Extracted, Format, Wanted, page_ranges
+from ava_roles.texts.formats import pdf as parser
+from ava_roles.texts.formats import read_pdf
 from ava_roles.tool import ToolContext
-from ava_roles.tools import parser_process
-from ava_roles.tools.extracted import PDF, Extracted, Format, Wanted, page_ranges
 from ava_roles.tools.files import SearchAndRead, SearchAndReadArgs
 
 RECT = "/Type /Annot /Rect [70 700 200 715]"

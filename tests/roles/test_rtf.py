@@ -8,9 +8,9 @@ import pytest
 from support.foreign.office import assert_withstands
 from support.foreign.rtf import TEXTS, rtf_attacks, rtf_of
 
-from ava_roles.documents import read_rtf
-from ava_roles.tools import parser_process
-from ava_roles.tools.extracted import format_of
+from ava_roles.texts import parser_process
+from ava_roles.texts.extracted import format_of
+from ava_roles.texts.formats import read_rtf
 
 
 @pytest.mark.parametrize("name", TEXTS)

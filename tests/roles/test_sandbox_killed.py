@@ -97,8 +97,8 @@ HELPERS = {
         "run_git(['/bin/sleep', '60'], folder=pathlib.Path('/'), env={}, aside=pathlib.Path(sys.argv[1]), within_s=60)"
     ),
     "parser": (
-        "import subprocess, sys; from ava_roles.tools import child\n"
-        "subprocess.run(child.command('ava_roles.tools.parser_process'), stdin=int(sys.argv[2]))"
+        "import subprocess, sys; from ava_roles.texts import child\n"
+        "subprocess.run(child.command('ava_roles.texts.parser_process'), stdin=int(sys.argv[2]))"
     ),
 }
 

@@ -10,10 +10,10 @@ import pytest
 from support.foreign.office import element, pack_parts, slides_parts, sp
 from support.foreign.slides import SLIDES, slide_attacks
 
-from ava_roles.documents import read_pptx
 from ava_roles.errors import ToolFailed
-from ava_roles.tools import parser_process
-from ava_roles.tools.extracted import OLE_MAGIC, format_of
+from ava_roles.texts import parser_process
+from ava_roles.texts.extracted import OLE_MAGIC, format_of
+from ava_roles.texts.formats import read_pptx
 
 CHART = element("c:chartSpace", "<c:title><a:t>Sales</a:t></c:title>")
 DIAGRAM = element("dgm:dataModel", "<a:p><a:t>First</a:t></a:p><a:p><a:t>Second</a:t></a:p>")

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_roles.encodings import codec_of_label, decode, describe_change_of_encoding
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Root, shown
+from ava_roles.texts.encodings import codec_of_label, decode, describe_change_of_encoding
 from ava_roles.tool import ToolContext
 from ava_roles.tools.document import Document, NotWritable
 from ava_roles.tools.edits import EditFile, EditFileArgs, WriteFile, WriteFileArgs

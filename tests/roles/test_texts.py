@@ -20,17 +20,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ava_roles.passages import FilePassage, Query, index_terms
 from ava_roles.sandbox.path_access import FileMark
 from ava_roles.sandbox.paths import Root
+from ava_roles.texts import parser_process, reading
 from ava_roles.texts import store as store_module
+from ava_roles.texts.extracted import Extracted, Format, Part, Wanted
 from ava_roles.texts.kept import KeptTexts
+from ava_roles.texts.parser_process import ParserProcess
+from ava_roles.texts.passages import FilePassage, Query, index_terms
 from ava_roles.texts.store import TextStore, remove_store
 from ava_roles.tool import ToolContext
-from ava_roles.tools import parser_process, reading
-from ava_roles.tools.extracted import Extracted, Format, Part, Wanted
 from ava_roles.tools.files import ReadFile, ReadFileArgs, SearchAndRead, SearchAndReadArgs
-from ava_roles.tools.parser_process import ParserProcess
 
 SENTENCE = "The zeppelin leaves the mooring mast at a quarter past noon."
 MARK = FileMark(1, 2, 3, 4, 5)

@@ -9,9 +9,9 @@ import pytest
 from support.foreign.office import element, p, pack_parts, r, word_file, word_parts
 from support.foreign.word import BODIES, NUMBERING, field, item, notes_part, word_attacks
 
-from ava_roles.documents import read_docx
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.extracted import OLE_MAGIC, format_of
+from ava_roles.texts.extracted import OLE_MAGIC, format_of
+from ava_roles.texts.formats import read_docx
 
 
 @pytest.mark.parametrize("name", BODIES)

@@ -18,12 +18,12 @@ from openpyxl.worksheet.worksheet import Worksheet
 from support.foreign.office import book_list, book_parts, pack_parts, relations
 from support.foreign.workbooks import book_attacks
 
-from ava_roles.documents import read_xlsx
-from ava_roles.documents.number_format import show_number
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Root
+from ava_roles.texts.extracted import MOST_CHARS, OLE_MAGIC, format_of, row_places
+from ava_roles.texts.formats import read_xlsx
+from ava_roles.texts.formats.number_format import show_number
 from ava_roles.tool import ToolContext
-from ava_roles.tools.extracted import MOST_CHARS, OLE_MAGIC, format_of, row_places
 from ava_roles.tools.files import ReadFile, ReadFileArgs, SearchAndRead, SearchAndReadArgs
 
 

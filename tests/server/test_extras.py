@@ -17,12 +17,12 @@ import pytest
 import ava_extras
 from ava_extras import EXTRAS, ExtraMissing, has_extra, install_command
 from ava_roles.errors import ToolFailed
-from ava_roles.passages import Query
 from ava_roles.sandbox.paths import Root
+from ava_roles.texts import parser_process, web_page
+from ava_roles.texts.extracted import FORMATS
+from ava_roles.texts.passages import Query
+from ava_roles.texts.reading import FolderReader
 from ava_roles.texts.store import TextStore
-from ava_roles.tools import pages, parser_process
-from ava_roles.tools.extracted import FORMATS
-from ava_roles.tools.reading import FolderReader
 from ava_server.cli import app
 from ava_server.http import server
 from ava_server.http.settings import Reach
@@ -184,12 +184,12 @@ def test_documents_that_need_an_extra_say_so() -> None:
 
 def test_of_a_page_remain_its_words_and_the_reader_is_told() -> None:
     paragraph = "<p>The quinces of the <b>lower</b> orchard are picked in late October.</p>"
-    page = pages.read_html(
+    page = web_page.read_html(
         f"<html><head><title>x</title></head><body><h1>Harvest</h1>{paragraph * 5}</body></html>", ""
     )
     assert page.text.splitlines()[:2] == ["Harvest", "The quinces of the lower orchard are picked in late October."]
     assert page.note is not None and "without headings and links" in page.note
-    empty = pages.read_html("<html><script></script><div id='root'></div></html>", "")
+    empty = web_page.read_html("<html><script></script><div id='root'></div></html>", "")
     assert empty.note is not None and "JavaScript" in empty.note
 
 

@@ -106,7 +106,7 @@ async def test_a_search_that_reaches_its_limits_is_said_first_and_is_no_missing_
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many_files(lab.workspace)
-    monkeypatch.setattr("ava_roles.tools.reading.MAX_ENTRIES", 5)
+    monkeypatch.setattr("ava_roles.texts.reading.MAX_ENTRIES", 5)
     answer = await run(lab, "Where do zebras sleep?")
     assert_not_everything_was_read(lab, answer, "Files searched: ")
     found = await run(lab, "Who lights the lamp at dusk?")

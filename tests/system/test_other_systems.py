@@ -31,7 +31,7 @@ from support.stdio import (
     until,
 )
 
-from ava_roles.tools import child
+from ava_roles.texts import child
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on this one"),

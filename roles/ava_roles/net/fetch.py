@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from ava_roles.encodings import Decoded, decode
 from ava_roles.errors import AccessRefused, NotRequested, ToolFailed
-from ava_roles.markup import label_of_type
 from ava_roles.net.addresses import checked_url, host_of, masked
+from ava_roles.texts.encodings import Decoded, decode
+from ava_roles.texts.markup import label_of_type
 from ava_roles.threads import run_sync
 
 if TYPE_CHECKING:

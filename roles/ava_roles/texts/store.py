@@ -23,8 +23,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from ava_roles.passages import FilePassage, index_terms, passage_length
 from ava_roles.sandbox.path_access import FileMark
+from ava_roles.texts.passages import FilePassage, index_terms, passage_length
 
 log = logging.getLogger("ava.texts")
 MADE_AGAIN = "%s is damaged (%s) and is made anew: files are read again"

@@ -6,7 +6,6 @@ what a tool can reach: they decide what the proposal shows, whether calls run in
 without a question.
 
 What must hold: a failure is a `ToolFailed` whose text says what the model can do; any other exception is a fault.
-Blocking work runs in threads. A tool hides secrets in a whole file or page before it takes part of it. A parser that a
-stranger's file could break runs in a process of its own (`parser_process.py`), with limits on time and memory that also
-hold in C code, so such a file is only one that cannot be read.
+Blocking work runs in threads. A tool hides secrets in a whole file or page before it takes part of it. What a file or
+a page says is read by `texts/`.
 """

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import islice
 from typing import ClassVar, NamedTuple
 
-from ava_roles.encodings import decode, encoding_name
+from ava_roles.texts.encodings import decode, encoding_name
 
 _CONTEXT_LINES = 2
 _MAX_REGIONS = 3

@@ -13,9 +13,9 @@ from itertools import chain, groupby
 
 from pydantic import Field
 
-from ava_roles.encodings import decode
 from ava_roles.errors import NotThere, ToolFailed
 from ava_roles.sandbox.paths import shown
+from ava_roles.texts.encodings import decode
 from ava_roles.threads import run_sync
 from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_edits
 from ava_roles.tools.document import (

@@ -1,6 +1,6 @@
 """`read_file`, and the tools that search the workspace for files, lines and passages.
 
-`read_file` shows text as it is, and documents (`tools/extracted.py`) and CSV as text and tables.
+`read_file` shows text as it is, and documents (`texts/extracted.py`) and CSV as text and tables.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from anyio.from_thread import check_cancelled
 from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import Field
 
-from ava_roles.encodings import decode
 from ava_roles.errors import ToolFailed
-from ava_roles.passages import FileMatch, PassageRanking, Query, split_lines
 from ava_roles.sandbox.path_access import FolderEntry
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.sandbox import child_environment
+from ava_roles.texts import parser_process
+from ava_roles.texts.child import HEAD_BYTES, message, took_too_long
+from ava_roles.texts.child import command as child_command
+from ava_roles.texts.encodings import decode
+from ava_roles.texts.extracted import Extracted, Format, Wanted, format_of
+from ava_roles.texts.passages import FileMatch, PassageRanking, Query, split_lines
+from ava_roles.texts.reading import MAX_ENTRIES, FolderReader, FolderTexts
 from ava_roles.texts.store import TextStore
+from ava_roles.texts.text_files import LineWindow, WalkFilter, patterns, take_lines, unpacked
+from ava_roles.texts.web_page import read_csv
 from ava_roles.threads import run_sync
 from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
-from ava_roles.tools import grep, parser_process
-from ava_roles.tools.child import HEAD_BYTES, message, took_too_long
-from ava_roles.tools.child import command as child_command
-from ava_roles.tools.extracted import Extracted, Format, Wanted, format_of
-from ava_roles.tools.pages import read_csv
-from ava_roles.tools.reading import MAX_ENTRIES, FolderReader, FolderTexts
-from ava_roles.tools.text_files import LineWindow, WalkFilter, patterns, take_lines, unpacked
+from ava_roles.tools import grep
 
 _MAX_BYTES = 20_000_000
 _LISTED_ENTRIES = 500

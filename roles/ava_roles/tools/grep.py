@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from ava_roles.encodings import Decoded, decode
 from ava_roles.errors import ToolFailed
-from ava_roles.passages import split_lines
 from ava_roles.sandbox.paths import Root
-from ava_roles.tools import child
-from ava_roles.tools.text_files import WalkFilter, patterns, unpacked
+from ava_roles.texts import child
+from ava_roles.texts.encodings import Decoded, decode
+from ava_roles.texts.passages import split_lines
+from ava_roles.texts.text_files import WalkFilter, patterns, unpacked
 
 MAX_FILE_BYTES = 10_000_000
 MAX_ENTRIES = 20_000

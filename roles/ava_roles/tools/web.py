@@ -18,6 +18,9 @@ from ava_roles.net.addresses import allow_only_hosts_of, host_and_path, masked
 from ava_roles.net.fetch import ROBOTS_NAME, Fetcher, Response
 from ava_roles.net.search_engines import MOST_HITS, SearchResults, asked_to_wait, wait_words
 from ava_roles.placeholders import fill_header, fill_query
+from ava_roles.texts import parser_process
+from ava_roles.texts.extracted import PDF, is_pdf
+from ava_roles.texts.web_page import WebPage
 from ava_roles.threads import run_sync
 from ava_roles.tool import (
     SENTENCE_CHARS,
@@ -30,9 +33,6 @@ from ava_roles.tool import (
     need_fetch,
     need_search,
 )
-from ava_roles.tools import parser_process
-from ava_roles.tools.extracted import PDF, is_pdf
-from ava_roles.tools.pages import WebPage
 
 if TYPE_CHECKING:
     from protego import Protego

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from ava_roles.encodings import describe_change_of_encoding
 from ava_roles.errors import WorktreeFailed
+from ava_roles.texts.encodings import describe_change_of_encoding
 from ava_roles.worktree.repository import (
     SUBMODULE_MODE,
     Git,

@@ -314,7 +314,7 @@ class _DemoHost:
 
 def result_lines(run: RunAnswer, task: str) -> Iterator[str]:
     """Yield the summary, and the passages that answer the task: the best first, each shortened to sentences."""
-    from ava_roles.passages import Query
+    from ava_roles.texts.passages import Query
     from ava_server.models.offline import THE_BEST
     from ava_server.models.offline_passages import whole_sentences
 
@@ -403,7 +403,7 @@ def question_about(folder: Path) -> str:
 
 def _question_about_heading(texts: Sequence[tuple[str, str]]) -> str:
     """Return the question about the heading whose best passages read best, or empty text."""
-    from ava_roles.passages import Query, split_passages
+    from ava_roles.texts.passages import Query, split_passages
     from ava_server.models.offline_passages import Passage, best_passages, spread_in
 
     prose = [(name, text) for name, text in texts if PurePosixPath(name).suffix.lower() in _PROSE]
@@ -460,7 +460,7 @@ def worth_reading(text: str) -> float:
 
 def telling_words(texts: Iterable[str]) -> list[str]:
     """Return the words that are typical of some texts, by tf-idf; words of headings count ten times."""
-    from ava_roles.passages import filler_words
+    from ava_roles.texts.passages import filler_words
 
     weights: dict[str, float] = defaultdict(float)
     spread: Counter[str] = Counter()
@@ -486,11 +486,11 @@ def telling_words(texts: Iterable[str]) -> list[str]:
 
 def _texts(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the names and texts of the files that the subagent's search would look at."""
-    from ava_roles.encodings import decode
     from ava_roles.sandbox.paths import Root
-    from ava_roles.tools import parser_process
-    from ava_roles.tools.extracted import Wanted, format_of
-    from ava_roles.tools.text_files import WalkFilter
+    from ava_roles.texts import parser_process
+    from ava_roles.texts.encodings import decode
+    from ava_roles.texts.extracted import Wanted, format_of
+    from ava_roles.texts.text_files import WalkFilter
 
     try:
         root = Root.open(folder)

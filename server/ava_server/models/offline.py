@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import anyio.to_thread
 
 from ava_audit.events import Usage
-from ava_roles.passages import Query
+from ava_roles.texts.passages import Query
 from ava_server.core.errors import ModelError
 from ava_server.models import json_text
 from ava_server.models.base import (

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from itertools import chain
 
-from ava_roles.passages import Query, Weighing, filler_share, record_factor, weights_of
-from ava_roles.tools.extracted import row_places
+from ava_roles.texts.extracted import row_places
+from ava_roles.texts.passages import Query, Weighing, filler_share, record_factor, weights_of
 from ava_server.models.base import ToolTurn
 
 SEARCH, SUBMIT = "search_and_read", "submit_result"

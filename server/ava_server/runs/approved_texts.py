@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from ava_roles.passages import filler_words
+from ava_roles.texts.passages import filler_words
 from ava_roles.wrap import clean
 from ava_server.runs.compared_text import plain_text, split_unspaced, stands_in, words_of
 

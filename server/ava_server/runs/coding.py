@@ -25,9 +25,9 @@ from ava_audit.redaction import RunRedactor
 from ava_audit.rows import RunRow
 from ava_roles.errors import RolesError, ToolFailed, WorktreeFailed
 from ava_roles.sandbox.paths import Root
+from ava_roles.texts.text_files import find_private_key_files
 from ava_roles.threads import run_sync
 from ava_roles.tool import ToolContext, status_sentence
-from ava_roles.tools.text_files import find_private_key_files
 from ava_roles.worktree.session import WorktreeSession, publish_leftover, remove_worktree
 from ava_roles.worktree.spec import Branch, Verdict
 from ava_roles.wrap import clean, wrap_tool_output

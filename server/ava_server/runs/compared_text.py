@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Collection
 
-from ava_roles.passages import UNSPACED
+from ava_roles.texts.passages import UNSPACED
 from ava_roles.wrap import clean
 
 MOST_INSIDE = 1_000

@@ -15,8 +15,8 @@ from typing import Any
 
 from ava_audit.events import ToolResult
 from ava_roles.sandbox.paths import shown
+from ava_roles.texts.extracted import cell_of, format_of
 from ava_roles.tool import WEB_SEARCH
-from ava_roles.tools.extracted import cell_of, format_of
 from ava_roles.wrap import one_line
 from ava_server.models.offline_passages import Passage, passages, place_of
 from ava_server.runs.quotes import NormalText, Span, find_near_quote, find_quote, normalize, unwrap_output

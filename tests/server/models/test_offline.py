@@ -8,8 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-from ava_roles.passages import Query
 from ava_roles.sandbox.paths import Root
+from ava_roles.texts.passages import Query
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.registry import builtin_tools
 from ava_roles.wrap import wrap_tool_output
@@ -273,7 +273,7 @@ async def test_finds_words_in_other_forms_and_scripts(tmp_path: Path, question: 
 async def test_finds_pairs_of_characters_without_the_extra_for_languages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: str, answer: str, other: str
 ) -> None:
-    monkeypatch.setattr("ava_roles.passages.has_extra", lambda _name: False)
+    monkeypatch.setattr("ava_roles.texts.passages.has_extra", lambda _name: False)
     await test_finds_words_in_other_forms_and_scripts(tmp_path, question, answer, other)
 
 

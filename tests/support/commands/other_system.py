@@ -90,7 +90,7 @@ def refuse_imports() -> None:
         top = name.partition(".")[0]
         asking = str((given or {}).get("__name__", ""))
         if (top in MODULES and not f"{asking}.".startswith(tuple(f"{one}." for one in MAY_IMPORT))) or (
-            top == "ctypes" and asking.startswith("ava_") and asking != "ava_roles.documents.pdf"
+            top == "ctypes" and asking.startswith("ava_") and asking != "ava_roles.texts.formats.pdf"
         ):
             raise ModuleNotFoundError(f"this system has no module {top}, and {asking} wants it", name=top)
         return real(name, given, *args, **more)

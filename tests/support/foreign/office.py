@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.extracted import Extracted, Wanted
+from ava_roles.texts.extracted import Extracted, Wanted
 
 W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 NAMESPACES = {

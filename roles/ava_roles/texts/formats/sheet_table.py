@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from ava_roles.tools.extracted import MOST_CHARS, column_letters
+from ava_roles.texts.extracted import MOST_CHARS, column_letters
 
 MAX_COLUMNS = 1_000
 LAST_COLUMN = 16_384  # that a workbook can have

@@ -20,9 +20,23 @@ import anyio
 from anyio.from_thread import check_cancelled
 
 from ava_extras import has_extra
-from ava_roles.encodings import decode
 from ava_roles.errors import NotThere, ParserEnded, ToolFailed
-from ava_roles.passages import (
+from ava_roles.sandbox.path_access import FileMark, FolderEntry
+from ava_roles.sandbox.paths import Root
+from ava_roles.texts.encodings import decode
+from ava_roles.texts.extracted import (
+    MOST_CHARS,
+    Extracted,
+    Format,
+    Part,
+    Wanted,
+    format_of,
+    row_places,
+)
+from ava_roles.texts.headings import HEADINGS_BYTES, headings_of
+from ava_roles.texts.page_text import read_page_text
+from ava_roles.texts.parser_process import ParserProcess
+from ava_roles.texts.passages import (
     HEADING_CHARS,
     FileMatch,
     FilePassage,
@@ -31,15 +45,9 @@ from ava_roles.passages import (
     split_lines,
     split_passages,
 )
-from ava_roles.sandbox.path_access import FileMark, FolderEntry
-from ava_roles.sandbox.paths import Root
 from ava_roles.texts.store import PASSAGES_MOST, KeptText, TextStore, is_same
+from ava_roles.texts.text_files import WalkFilter, is_binary, unpacked
 from ava_roles.threads import run_sync
-from ava_roles.tools.extracted import MOST_CHARS, Extracted, Format, Part, Wanted, format_of, row_places
-from ava_roles.tools.headings import HEADINGS_BYTES, headings_of
-from ava_roles.tools.page_text import read_page_text
-from ava_roles.tools.parser_process import ParserProcess
-from ava_roles.tools.text_files import WalkFilter, is_binary, unpacked
 
 MAX_ENTRIES = 20_000
 MAX_FILE_BYTES = 10_000_000

@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ava_roles.documents.package import attribute_of, child, children, number_of, value_of
-from ava_roles.numerals import NUMERALS
+from ava_roles.texts.formats.package import attribute_of, child, children, number_of, value_of
+from ava_roles.texts.numerals import NUMERALS
 
 _BODY_LEVEL = 9  # of an outline: body text
 _LEVELS = 9

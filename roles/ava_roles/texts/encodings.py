@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ava_roles.markup import find_label
+from ava_roles.texts.markup import find_label
 
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),

@@ -10,10 +10,10 @@ from contextlib import suppress
 from gzip import GzipFile
 from typing import TYPE_CHECKING, NamedTuple
 
-from ava_roles.encodings import decode
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.path_access import FolderEntry
 from ava_roles.sandbox.paths import Root
+from ava_roles.texts.encodings import decode
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from ava_roles.documents.addresses import without_scheme
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.extracted import ALL, MOST_CHARS, Extracted, Part, Wanted, page_ranges, size_of
-from ava_roles.tools.pages import PAGE_CHARS, PARSING_S, parsing
+from ava_roles.texts.extracted import ALL, MOST_CHARS, Extracted, Part, Wanted, page_ranges, size_of
+from ava_roles.texts.formats.addresses import without_scheme
+from ava_roles.texts.web_page import PAGE_CHARS, PARSING_S, parsing
 
 _MOST_ANNOTATIONS = 2_000
 _MOST_OBJECTS = 20_000

@@ -58,7 +58,7 @@ def _fillers() -> dict[str, frozenset[str]]:
 
 def _lines_of(file: str) -> list[str]:
     """Return the lines of a file of words, without its comments."""
-    text = files("ava_roles").joinpath(file).read_text(encoding="utf-8")
+    text = files("ava_roles.texts").joinpath(file).read_text(encoding="utf-8")
     return [line for line in text.splitlines() if not line.startswith("#")]
 
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
 
-from ava_roles.documents.opendocument_lists import OpenLists, OpenStyles, outline_level
-from ava_roles.documents.package import (
+from ava_roles.errors import ToolFailed
+from ava_roles.texts.extracted import Part
+from ava_roles.texts.formats.opendocument_lists import OpenLists, OpenStyles, outline_level
+from ava_roles.texts.formats.package import (
     OfficePackage,
     attribute_of,
     child,
@@ -24,11 +26,9 @@ from ava_roles.documents.package import (
     value_of,
     words_of,
 )
-from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, NAME_CHARS, TEXT_CHARS, FlowReader
-from ava_roles.documents.phrases import comment_text, count_phrase
-from ava_roles.errors import ToolFailed
-from ava_roles.tools.extracted import Part
-from ava_roles.tools.pages import MAX_COLUMNS, render_table
+from ava_roles.texts.formats.part_reader import ADDRESS_CHARS, CUT, NAME_CHARS, TEXT_CHARS, FlowReader
+from ava_roles.texts.formats.phrases import comment_text, count_phrase
+from ava_roles.texts.web_page import MAX_COLUMNS, render_table
 
 _MANIFEST = "META-INF/manifest.xml"
 _EMPTY_LIBRARIES = ("script-lb.xml", "script-lc.xml", "dialog-lb.xml", "dialog-lc.xml")

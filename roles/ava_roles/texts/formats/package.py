@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from ava_roles.documents.office import open_office_file, own_document_type
 from ava_roles.errors import ToolFailed
+from ava_roles.texts.formats.office import open_office_file, own_document_type
 
 _PREFIXES = {
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main": "w",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ava_roles.tools.pages import WebPage
+from ava_roles.texts.web_page import WebPage
 
 if TYPE_CHECKING:
     from trafilatura.settings import Document

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ava_roles.documents.package import attribute_of, child, children, name_of, number_of, value_of
-from ava_roles.numerals import NUMERALS
+from ava_roles.texts.formats.package import attribute_of, child, children, name_of, number_of, value_of
+from ava_roles.texts.numerals import NUMERALS
 
 _LEVELS = 10
 _MAX_BASES = 50

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any
 
-from ava_roles.documents.package import OfficePackage
-from ava_roles.documents.phrases import count_phrase, object_phrases
-from ava_roles.tools.pages import TableBudget
+from ava_roles.texts.formats.package import OfficePackage
+from ava_roles.texts.formats.phrases import count_phrase, object_phrases
+from ava_roles.texts.web_page import TableBudget
 
 TEXT_CHARS = 5_000_000
 NAME_CHARS = 200

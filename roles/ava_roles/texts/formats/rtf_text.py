@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ava_roles.documents.part_reader import TEXT_CHARS
-from ava_roles.documents.symbols import symbol_of, with_symbols
-from ava_roles.tools.pages import MAX_COLUMNS, TableBudget, render_table
+from ava_roles.texts.formats.part_reader import TEXT_CHARS
+from ava_roles.texts.formats.symbols import symbol_of, with_symbols
+from ava_roles.texts.web_page import MAX_COLUMNS, TableBudget, render_table
 
 SYMBOLS = "symbols"
 """The encoding of fonts whose characters are signs."""

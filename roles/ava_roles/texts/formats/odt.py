@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ava_roles.documents.opendocument import OpenPackage, OpenReader
-from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
-from ava_roles.tools.pages import parsing
+from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
+from ava_roles.texts.formats.opendocument import OpenPackage, OpenReader
+from ava_roles.texts.web_page import parsing
 
 
 @parsing("OpenDocument text")

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
-from ava_roles.tools.page_text import read_page_text
-from ava_roles.tools.pages import parsing
+from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
+from ava_roles.texts.page_text import read_page_text
+from ava_roles.texts.web_page import parsing
 
 _TEXT_CHARS = 5_000_000
 _HTML_CHARS = 500_000

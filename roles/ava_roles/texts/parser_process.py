@@ -26,10 +26,10 @@ from typing import IO, Any, cast
 from ava_extras import EXTRAS, has_extra, load
 from ava_roles.errors import ParserEnded, ToolFailed
 from ava_roles.sandbox.linux import NotOnThisSystem, limit_memory
+from ava_roles.texts import child, web_page
+from ava_roles.texts.extracted import ALL, MOST_CHARS, Extracted, Format, Wanted, size_of
+from ava_roles.texts.web_page import WebPage
 from ava_roles.threads import ended_with_call
-from ava_roles.tools import child, pages
-from ava_roles.tools.extracted import ALL, MOST_CHARS, Extracted, Format, Wanted, size_of
-from ava_roles.tools.pages import WebPage
 
 SECONDS = 30
 """A child is ended after this many seconds, whatever its parser does."""
@@ -237,7 +237,7 @@ def _result(order: dict[str, Any], data: bytes) -> dict[str, object]:
 
 def _run_parser(parser: str, data: bytes, arguments: list[Any]) -> Extracted | WebPage:
     if parser == _PAGE:
-        return pages.read_html(data.decode(), *arguments)
+        return web_page.read_html(data.decode(), *arguments)
     documents: Any = import_module(EXTRAS["documents"].module)  # some of its parsers need only the core's packages
     document: Extracted = documents.PARSERS[parser](data, Wanted(*arguments))
     return document

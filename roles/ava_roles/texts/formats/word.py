@@ -13,13 +13,27 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar
 
-from ava_roles.documents.package import OfficePackage, attribute_of, child, children, name_of, value_of
-from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS, TEXT_CHARS, FlowReader
-from ava_roles.documents.phrases import comment_text, count_phrase
-from ava_roles.documents.symbols import symbol_of, with_symbols
-from ava_roles.documents.word_lists import Lists, Style, Styles, heading_level, is_on
-from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
-from ava_roles.tools.pages import MAX_COLUMNS, parsing, render_table
+from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
+from ava_roles.texts.formats.package import (
+    OfficePackage,
+    attribute_of,
+    child,
+    children,
+    name_of,
+    value_of,
+)
+from ava_roles.texts.formats.part_reader import (
+    ADDRESS_CHARS,
+    CUT,
+    MOST_NAMED,
+    NAME_CHARS,
+    TEXT_CHARS,
+    FlowReader,
+)
+from ava_roles.texts.formats.phrases import comment_text, count_phrase
+from ava_roles.texts.formats.symbols import symbol_of, with_symbols
+from ava_roles.texts.formats.word_lists import Lists, Style, Styles, heading_level, is_on
+from ava_roles.texts.web_page import MAX_COLUMNS, parsing, render_table
 
 _LINK_PIECES = 100  # of the text of a link, to compare it with the address
 _DIGITS = re.compile(r"[0-9]+")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ava_roles.markup import attributes
+from ava_roles.texts.markup import attributes
 
 _INLINE_NAMES = """
     a abbr b bdi bdo cite code data del dfn em font i ins kbd mark q rb rp rt rtc ruby s samp small span strike strong

@@ -13,14 +13,14 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import unquote
 
-from ava_roles.documents.addresses import count_of_addresses, unseen_addresses
-from ava_roles.documents.office import open_archive, own_document_type
-from ava_roles.documents.phrases import count_phrase
-from ava_roles.encodings import decode
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
-from ava_roles.tools.page_text import read_page_text
-from ava_roles.tools.pages import PARSING_S, parsing
+from ava_roles.texts.encodings import decode
+from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
+from ava_roles.texts.formats.addresses import count_of_addresses, unseen_addresses
+from ava_roles.texts.formats.office import open_archive, own_document_type
+from ava_roles.texts.formats.phrases import count_phrase
+from ava_roles.texts.page_text import read_page_text
+from ava_roles.texts.web_page import PARSING_S, parsing
 
 _TEXT_CHARS = 5_000_000
 _SECTION_CHARS = 10_000_000

@@ -1,6 +1,6 @@
 """Parsers of documents, and of the articles of web pages.
 
-They trust no byte. Only `tools/parser_process.py` loads them, in a process of its own for each file. Those of PDFs,
+They trust no byte. Only `texts/parser_process.py` loads them, in a process of its own for each file. Those of PDFs,
 workbooks and articles need the packages of the extra `documents`: without them, `read_file` says what is missing, and
 of a web page remain its words, without headings and links.
 """
@@ -11,19 +11,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
 
-from ava_roles.documents.article import read_article
-from ava_roles.documents.epub import read_epub
-from ava_roles.documents.mail import read_mail
-from ava_roles.documents.notebook import read_notebook
-from ava_roles.documents.odp import read_odp
-from ava_roles.documents.ods import read_ods
-from ava_roles.documents.odt import read_odt
-from ava_roles.documents.pdf import read_pdf
-from ava_roles.documents.rtf import read_rtf
-from ava_roles.documents.slides import read_pptx
-from ava_roles.documents.word import read_docx
-from ava_roles.documents.workbook import read_xlsx
-from ava_roles.tools.extracted import Extracted, Wanted
+from ava_roles.texts.extracted import Extracted, Wanted
+from ava_roles.texts.formats.article import read_article
+from ava_roles.texts.formats.epub import read_epub
+from ava_roles.texts.formats.mail import read_mail
+from ava_roles.texts.formats.notebook import read_notebook
+from ava_roles.texts.formats.odp import read_odp
+from ava_roles.texts.formats.ods import read_ods
+from ava_roles.texts.formats.odt import read_odt
+from ava_roles.texts.formats.pdf import read_pdf
+from ava_roles.texts.formats.rtf import read_rtf
+from ava_roles.texts.formats.slides import read_pptx
+from ava_roles.texts.formats.word import read_docx
+from ava_roles.texts.formats.workbook import read_xlsx
 
 PARSERS: dict[str, Callable[[bytes, Wanted], Extracted]] = {
     "PDF": read_pdf,
@@ -38,7 +38,7 @@ PARSERS: dict[str, Callable[[bytes, Wanted], Extracted]] = {
     "email": read_mail,
     "notebook": read_notebook,
 }
-"""The parser of each kind of document (`tools/extracted.py`)."""
+"""The parser of each kind of document (`texts/extracted.py`)."""
 _PACKAGES: dict[str, tuple[str, ...]] = {
     "PDF": ("pypdfium2.raw",),
     "Word document": ("lxml.etree",),

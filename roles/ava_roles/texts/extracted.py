@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from ava_roles.passages import split_lines
+from ava_roles.texts.passages import split_lines
 
 MOST_CHARS = 6_000_000
 """The longest text of one document: its secrets have to be hidden, which takes half a second for a million."""

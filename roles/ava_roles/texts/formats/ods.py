@@ -6,10 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ava_roles.documents.opendocument import OpenPackage, OpenReader, count_of, rows_of
-from ava_roles.documents.opendocument_lists import style_elements
-from ava_roles.documents.package import attribute_of, child, children, descendants, name_of, value_of
-from ava_roles.documents.sheet_table import (
+from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted, column_letters
+from ava_roles.texts.formats.opendocument import OpenPackage, OpenReader, count_of, rows_of
+from ava_roles.texts.formats.opendocument_lists import style_elements
+from ava_roles.texts.formats.package import (
+    attribute_of,
+    child,
+    children,
+    descendants,
+    name_of,
+    value_of,
+)
+from ava_roles.texts.formats.sheet_table import (
     CELL_CHARS,
     LAST_COLUMN,
     MAX_COLUMNS,
@@ -20,8 +28,7 @@ from ava_roles.documents.sheet_table import (
     one_line,
     spans_of,
 )
-from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted, column_letters
-from ava_roles.tools.pages import parsing
+from ava_roles.texts.web_page import parsing
 
 _MOST_REPEATS = 100
 """The most times that equal rows in succession are shown; a note says how many follow."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ava_roles.documents.opendocument import OpenPackage, OpenReader
-from ava_roles.documents.opendocument_lists import style_elements
-from ava_roles.documents.package import child, children, name_of, value_of
-from ava_roles.documents.phrases import comment_text
-from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
-from ava_roles.tools.pages import parsing
+from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
+from ava_roles.texts.formats.opendocument import OpenPackage, OpenReader
+from ava_roles.texts.formats.opendocument_lists import style_elements
+from ava_roles.texts.formats.package import child, children, name_of, value_of
+from ava_roles.texts.formats.phrases import comment_text
+from ava_roles.texts.web_page import parsing
 
 _MAX_SLIDES = 5_000
 _DECLARED = {"presentation:header-decl", "presentation:footer-decl"}

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS
-from ava_roles.documents.phrases import comment_text, count_phrase, object_phrases
-from ava_roles.documents.rtf_text import CAPTURED_CHARS, SYMBOLS, RtfFlow, RtfState, RtfText
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.extracted import ALL, OLE_MAGIC, Extracted, Part, Wanted
-from ava_roles.tools.pages import parsing
+from ava_roles.texts.extracted import ALL, OLE_MAGIC, Extracted, Part, Wanted
+from ava_roles.texts.formats.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS
+from ava_roles.texts.formats.phrases import comment_text, count_phrase, object_phrases
+from ava_roles.texts.formats.rtf_text import CAPTURED_CHARS, SYMBOLS, RtfFlow, RtfState, RtfText
+from ava_roles.texts.web_page import parsing
 
 _TOKEN = re.compile(
     rb"\\([a-zA-Z]{1,40})(-?[0-9]{1,9})?+[0-9]*+ ?|\\'([0-9a-fA-F]{2})|\\([^a-zA-Z])|([{}])|[\r\n]++|([^\\{}\r\n]++)|\\"

@@ -9,7 +9,7 @@ from typing import Any
 from xml.parsers import expat
 
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.extracted import OLE_MAGIC
+from ava_roles.texts.extracted import OLE_MAGIC
 
 _ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
 _ENCRYPTED_FLAG = 0x1

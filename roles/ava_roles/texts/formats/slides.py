@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from ava_roles.documents.package import (
+from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
+from ava_roles.texts.formats.package import (
     OfficePackage,
     attribute_of,
     child,
@@ -21,11 +22,10 @@ from ava_roles.documents.package import (
     value_of,
     words_of,
 )
-from ava_roles.documents.part_reader import ADDRESS_CHARS, CUT, TEXT_CHARS, PartReader
-from ava_roles.documents.phrases import count_phrase
-from ava_roles.numerals import NUMERALS
-from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
-from ava_roles.tools.pages import MAX_COLUMNS, parsing, render_table
+from ava_roles.texts.formats.part_reader import ADDRESS_CHARS, CUT, TEXT_CHARS, PartReader
+from ava_roles.texts.formats.phrases import count_phrase
+from ava_roles.texts.numerals import NUMERALS
+from ava_roles.texts.web_page import MAX_COLUMNS, parsing, render_table
 
 _MAX_SLIDES = 5_000
 _LEVELS = 9

@@ -15,7 +15,7 @@ from itertools import islice
 
 from ava_extras import has_extra, load
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.page_text import SHORT_CHARS, PageText, read_page_text
+from ava_roles.texts.page_text import SHORT_CHARS, PageText, read_page_text
 
 PAGE_CHARS = 200_000
 _MAX_TAGS = 100_000  # with more, finding the article takes minutes and gigabytes

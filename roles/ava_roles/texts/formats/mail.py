@@ -8,12 +8,12 @@ from email.message import Message
 from email.policy import EmailPolicy
 from typing import Any
 
-from ava_roles.documents.addresses import count_of_addresses, unseen_addresses
-from ava_roles.encodings import decode
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted
-from ava_roles.tools.page_text import read_page_text
-from ava_roles.tools.pages import parsing
+from ava_roles.texts.encodings import decode
+from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
+from ava_roles.texts.formats.addresses import count_of_addresses, unseen_addresses
+from ava_roles.texts.page_text import read_page_text
+from ava_roles.texts.web_page import parsing
 
 _HEADERS = ("From", "To", "Cc", "Bcc", "Reply-To", "Date", "Subject")
 _HEADER_CHARS = 4_000  # the time to parse an address list grows with the square of its length

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urljoin
 
-from ava_roles.markup import COMMENT_END, TAG
-from ava_roles.numerals import NUMERALS
-from ava_roles.tools.page_elements import (
+from ava_roles.texts.markup import COMMENT_END, TAG
+from ava_roles.texts.numerals import NUMERALS
+from ava_roles.texts.page_elements import (
     BLOCKS,
     CELLS,
     ENDS_BEFORE,

@@ -15,10 +15,12 @@ from datetime import datetime
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
-from ava_roles.documents.addresses import without_scheme
-from ava_roles.documents.number_format import GENERAL, plain_number, show_number
-from ava_roles.documents.office import open_office_file
-from ava_roles.documents.sheet_table import (
+from ava_roles.errors import ToolFailed
+from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted, column_letters
+from ava_roles.texts.formats.addresses import without_scheme
+from ava_roles.texts.formats.number_format import GENERAL, plain_number, show_number
+from ava_roles.texts.formats.office import open_office_file
+from ava_roles.texts.formats.sheet_table import (
     CELL_CHARS,
     LAST_COLUMN,
     MAX_COLUMNS,
@@ -30,9 +32,7 @@ from ava_roles.documents.sheet_table import (
     one_line,
     spans_of,
 )
-from ava_roles.errors import ToolFailed
-from ava_roles.tools.extracted import ALL, Extracted, Part, Wanted, column_letters
-from ava_roles.tools.pages import PARSING_S, parsing
+from ava_roles.texts.web_page import PARSING_S, parsing
 
 _TRANSLATED_CHARS = 1_000_000  # of formulas that cells share: to translate them takes 3 s for a million
 _FIRST_OWN_FORMAT = 164  # the number of the first format that a file defines itself
