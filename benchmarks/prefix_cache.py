@@ -33,7 +33,7 @@ from support.model_server import Gate, Say, run_model_server
 from support.runtime import PRICED, open_lab, submit
 
 from ava_server.models import factory
-from ava_server.runs import prompt_prefix
+from ava_server.runs.turn import prompt_prefix
 
 BYTES_PER_TOKEN, KEPT_S, LOOKS_BACK = 4, 300.0, 20
 LIST = {"type": "object", "properties": {"items": {"type": "array", "items": {"type": "string"}}}}

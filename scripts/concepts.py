@@ -57,7 +57,7 @@ def trees() -> Iterator[tuple[Path, ast.Module]]:
 def process_modes() -> list[Any]:
     """Return the different modes that the module of modes can give."""
     from ava_server.config.settings import Configured, Settings
-    from ava_server.runs import mode
+    from ava_server.runs.owner import mode
 
     kind = mode.Mode
     found: list[Any] = []
@@ -170,7 +170,7 @@ def main() -> None:
     listed = options.parse_args().files
     sys.path.insert(0, str(HERE / "server"))
     from ava_server.config.settings import Configured
-    from ava_server.runs.lifecycle import Cause, Situation
+    from ava_server.runs.record.lifecycle import Cause, Situation
 
     counted = {
         "process modes": [str(mode) for mode in process_modes()],

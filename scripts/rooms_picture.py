@@ -1,8 +1,8 @@
 """Draw the rooms of the code and what imports what, docs/rooms.svg: `python scripts/rooms_picture.py`.
 
-The lines come from the import statements of the three packages, also those inside functions and those for types only.
-A line that follows from others is left out: where `cli` leads to `service` and `service` to `core`, none leads from
-`cli` to `core`. tests/test_rooms_picture.py draws it again and compares.
+The lines come from the import statements of the three packages and of the room `runs`, also those inside functions and
+those for types only. A line that follows from others is left out: where `cli` leads to `service` and `service` to
+`core`, none leads from `cli` to `core`. tests/test_rooms_picture.py draws it again and compares.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PICTURE = REPOSITORY / "docs" / "rooms.svg"
-PACKAGES = {"ava_server": "server/ava_server", "ava_roles": "roles/ava_roles", "ava_audit": "audit/ava_audit"}
+PACKAGES = {
+    "ava_server": "server/ava_server",
+    "ava_roles": "roles/ava_roles",
+    "ava_audit": "audit/ava_audit",
+    "ava_server.runs": "server/ava_server/runs",
+}
 
 Imports = Mapping[str, frozenset[str]]
 """For each room of a package, the rooms of the same package that it uses."""
@@ -50,7 +55,8 @@ class Panel(NamedTuple):
 SERVER = Panel("ava_server", "The server. A room uses what its lines lead to, and may use all below that.", 20, 20, 580)
 ROLES = Panel("ava_roles", "Roles, their tools and the sandbox.", 640, 20, 580)
 AUDIT = Panel("ava_audit", "The log.", 640, 20, 580)
-"""The height of each, and the top of the last, follow from its rooms."""
+RUNS = Panel("ava_server.runs", "One run: what is inside the room runs.", 640, 20, 580)
+"""The height of each, and the top of the last two, follow from their rooms."""
 
 
 # -- what imports what ------------------------------------------------------------------------------------------------
@@ -64,9 +70,9 @@ def imports_of(package: str) -> Imports:
     for room in rooms:
         for file in sorted((folder / room).rglob("*.py")):
             for module in imported_modules(file):
-                parts = module.split(".")
-                if parts[0] == package and len(parts) > 1 and parts[1] in found:
-                    found[room].add(parts[1])
+                used = module.removeprefix(f"{package}.").partition(".")[0]
+                if module.startswith(f"{package}.") and used in found:
+                    found[room].add(used)
         found[room].discard(room)
     return {room: frozenset(uses) for room, uses in found.items()}
 
@@ -155,17 +161,21 @@ def height_of(imports: Imports) -> int:
     return HEAD_HEIGHT + len(rows_of(imports)) * ROW_HEIGHT
 
 
+def bottom_of(panel: Panel) -> int:
+    return panel.top + panel.height
+
+
 # -- the drawing ------------------------------------------------------------------------------------------------------
 
 
 def svg() -> str:
     """Return the picture; the same text for the same code."""
-    server, roles, audit = (imports_of(panel.package) for panel in (SERVER, ROLES, AUDIT))
+    server, roles, audit, runs = (imports_of(panel.package) for panel in (SERVER, ROLES, AUDIT, RUNS))
     server_panel = SERVER._replace(height=height_of(server))
-    bottom = server_panel.top + server_panel.height
     roles_panel = ROLES._replace(height=height_of(roles))
-    audit_panel = AUDIT._replace(top=bottom - height_of(audit), height=height_of(audit))
-    height = max(bottom, roles_panel.top + roles_panel.height) + 20
+    audit_panel = AUDIT._replace(top=bottom_of(roles_panel) + 20, height=height_of(audit))
+    runs_panel = RUNS._replace(top=bottom_of(audit_panel) + 20, height=height_of(runs))
+    height = max(bottom_of(server_panel), bottom_of(runs_panel)) + 20
     width = ROLES.left + ROLES.width + 20
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
@@ -178,6 +188,7 @@ def svg() -> str:
         *panel_parts(server_panel, server),
         *panel_parts(roles_panel, roles),
         *panel_parts(audit_panel, audit),
+        *panel_parts(runs_panel, runs),
         between(server_panel, roles_panel),
         between(server_panel, audit_panel),
         "</svg>",

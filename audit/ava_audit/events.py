@@ -526,7 +526,7 @@ class RunStarted(Fact):
     `own_bytes` bytes of the system prompt, and the schemas of `own_tools`, are Ava's own text, which has a tighter
     token bound. The first `shared_chars` characters of the prompt are those of every run of the role with these tools.
     `after_task` follows the task, because it may differ between the runs of a plan. `mark` of a plan's run says what
-    decided its work (`runs/reuse.py` in the server).
+    decided its work (`runs/turn/reuse.py` in the server).
     """
 
     transcript = True

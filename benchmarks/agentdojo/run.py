@@ -41,7 +41,7 @@ from support.model_server import Say  # noqa: E402
 from support.runtime import Lab, open_lab  # noqa: E402
 
 from ava_audit.events import Asked  # noqa: E402
-from ava_server.runs.call_values import leaves  # noqa: E402
+from ava_server.runs.origins.call_values import leaves  # noqa: E402
 
 SUITES = ("workspace", "travel", "banking", "slack")
 ROLE = "assistant"

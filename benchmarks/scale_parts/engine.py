@@ -19,7 +19,7 @@ if __name__ == "__main__":  # this folder is the first place where Python looks 
 
 import anyio
 
-from ava_server.runs.manager import Manager
+from ava_server.runs.owner.manager import Manager
 
 NAME = "pgqueuer and the log"
 ENTRY = "run"

@@ -19,8 +19,8 @@ from support.sandboxes.attacks import needs
 from ava_audit.events import AgentNote, AssistantMessage, CostReserved, CostUpdate, ToolCall, ToolResult
 from ava_server.config.keys import key_variables, set_key
 from ava_server.models.base import MoreUsage, ToolUse
-from ava_server.runs.questions import Doubt
-from ava_server.runs.tool_calls import ToolCalls
+from ava_server.runs.asking.questions import Doubt
+from ava_server.runs.turn.tool_calls import ToolCalls
 
 
 async def test_at_a_cap_the_agent_hands_over_what_it_has_and_nothing_is_spent_past_it(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from support.redaction import body_of, leaked_pieces, private_key
 from ava_audit.redaction import Redactor, RunRedactor
 from ava_roles.wrap import clean, seen_offsets
 from ava_server.agents.bodies import Bodies
-from ava_server.runs.tool_calls import _Redaction  # pyright: ignore[reportPrivateUsage]
+from ava_server.runs.turn.tool_calls import _Redaction  # pyright: ignore[reportPrivateUsage]
 
 VALUE = "correct-horse-battery"
 KEY, BODY = private_key(), body_of()

@@ -24,7 +24,7 @@ from ava_audit.events import CostUpdate
 from ava_audit.store.store import Store
 from ava_server.budget.caps import CapRequest, Reservation, reserve, settle_unknown
 from ava_server.budget.user_limits import installation_scope, user_scope
-from ava_server.runs.history import History
+from ava_server.runs.record.history import History
 
 
 async def test_no_schedule_of_simultaneous_calls_spends_past_a_cap(tmp_path: Path) -> None:

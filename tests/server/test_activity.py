@@ -20,10 +20,11 @@ from ava_audit.view import Outcome
 from ava_roles.tool import Tool, status_sentence
 from ava_roles.tools.registry import builtin_tools
 from ava_server.render.run_view import activity_of
-from ava_server.runs import activities, loop
-from ava_server.runs.history import History
-from ava_server.runs.questions import Ask
-from ava_server.runs.run_tools import ReadSkill, ReadSubagentResult, run_tools
+from ava_server.runs.asking.questions import Ask
+from ava_server.runs.owner import activities
+from ava_server.runs.record.history import History
+from ava_server.runs.turn import loop
+from ava_server.runs.turn.run_tools import ReadSkill, ReadSubagentResult, run_tools
 from ava_server.service.runtime import stored_result_words
 
 SAYS = [(name, arguments, says) for name, example in EXAMPLES.items() for arguments, says in example.says]

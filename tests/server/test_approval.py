@@ -20,7 +20,7 @@ from ava_server.budget.run_config import RunConfig
 from ava_server.cli.service_client import Approvals, SessionTransport
 from ava_server.core.background import WorkerProcesses
 from ava_server.render.host_text import text_of
-from ava_server.runs.mode import LOOKING
+from ava_server.runs.owner.mode import LOOKING
 from ava_server.service.access import Asking, Session, ignore_progress
 from ava_server.service.runtime import open_runtime
 from ava_server.service.service import Service

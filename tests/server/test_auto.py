@@ -21,7 +21,7 @@ from ava_audit.rows import WAITING
 from ava_audit.units import MICROS_PER_CENT
 from ava_server.approval.decisions import Ceilings
 from ava_server.core.errors import ConfigError
-from ava_server.runs.mode import LOOKING
+from ava_server.runs.owner.mode import LOOKING
 from ava_server.service.access import Session
 from ava_server.service.runtime import open_runtime
 from ava_server.service.service import Service

@@ -20,8 +20,8 @@ from ava_server.cli.terminal import cells
 from ava_server.core.errors import BadInput, Refused
 from ava_server.render.host_text import run_text
 from ava_server.render.responses import RunAnswer, Untrusted
-from ava_server.runs.result import FOUND as SEARCHED
-from ava_server.runs.result import LOOKED_AT
+from ava_server.runs.record.result import FOUND as SEARCHED
+from ava_server.runs.record.result import LOOKED_AT
 from ava_server.service.fetch import fetch_branch
 from ava_server.service.records import DeliveredFiles, run_record, shown_changes
 

@@ -115,7 +115,7 @@ async def test_the_timeout_of_the_run_cuts_off_an_endless_verify_command(tmp_pat
 
 @pytest.mark.slow
 async def test_a_paused_run_resumes_in_its_worktree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ava_server.runs.model_call.PAUSE_FROM_S", 0.5)
+    monkeypatch.setattr("ava_server.runs.turn.model_call.PAUSE_FROM_S", 0.5)
     repository = project(tmp_path)
     script: list[Step] = [Say(calls=[RIGHT]), Fail(429, retry_after="1"), hand_over()]
     async with open_lab(tmp_path, script) as lab:
@@ -153,7 +153,7 @@ async def test_a_run_whose_repository_disappears_fails_and_its_work_is_kept_when
 async def test_a_branch_that_takes_longer_than_the_cancel_limit_is_made_right_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ava_server.runs.coding.KEEP_CANCELLED_S", 0.01)
+    monkeypatch.setattr("ava_server.runs.coder.coding.KEEP_CANCELLED_S", 0.01)
     repository = project(tmp_path)
     gate = Gate()
     async with open_lab(tmp_path, [Say(calls=[RIGHT]), Say("late", gate=gate)]) as lab:
@@ -191,8 +191,8 @@ async def test_cancelling_a_paused_run_waits_for_its_branch_no_longer_than_the_l
         with anyio.fail_after(20):
             while lab.runtime.manager.activity(run_id) is not None:  # noqa: ASYNC110 - nothing tells that it let go
                 await anyio.sleep(0.02)
-        monkeypatch.setattr("ava_server.runs.control.ANSWER_S", 0.0)
-        monkeypatch.setattr("ava_server.runs.control.LEAST_S", 0.001)
+        monkeypatch.setattr("ava_server.runs.owner.control.ANSWER_S", 0.0)
+        monkeypatch.setattr("ava_server.runs.owner.control.LEAST_S", 0.001)
         with anyio.fail_after(20):
             answer = await lab.call("cancel_subagent", subagent_id=run_id)
         assert answer.runs[0]["state"] == "cancelled"

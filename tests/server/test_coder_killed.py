@@ -163,7 +163,7 @@ async def test_a_run_that_ends_without_an_owner_keeps_its_work(
                 with anyio.fail_after(20):
                     await lab.call("cancel_subagent", subagent_id=run_id, reason="enough")
             else:
-                monkeypatch.setattr("ava_server.runs.endings.ABANDONED_US", 0)
+                monkeypatch.setattr("ava_server.runs.record.endings.ABANDONED_US", 0)
                 gone = frozenset({str((await lab.run(run_id)).instance)})
                 assert await lab.runtime.manager.control.end_overdue(run_id, gone)
             assert (await lab.run(run_id)).state == how

@@ -18,8 +18,8 @@ from ava_server.budget.run_config import RunConfig
 from ava_server.models.prices import COST_PARTS, FREE_LOCAL, Price
 from ava_server.render.host_text import run_text
 from ava_server.render.responses import RunAnswer
-from ava_server.runs.history import History
-from ava_server.runs.result import RunResult, build_result
+from ava_server.runs.record.history import History
+from ava_server.runs.record.result import RunResult, build_result
 
 WHO = Who("sess-1", "S-000001", USER)
 rates = st.integers(0, 10**5)

@@ -19,7 +19,7 @@ from ava_audit.retention import erase_run
 from ava_audit.units import format_usd
 from ava_server.cli.show import price_text
 from ava_server.models.prices import Price, nanos_of
-from ava_server.runs.costs import costs_of
+from ava_server.runs.record.costs import costs_of
 from ava_server.service.runtime import open_runtime
 
 CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)

@@ -22,7 +22,7 @@ from ava_server.cli.status_overview import Overview, current_json, health, healt
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings
 from ava_server.dashboard.live import LivePage
-from ava_server.runs import activities
+from ava_server.runs.owner import activities
 
 ONE_AT_ONCE = "[limits]\nrunning_per_user = 1\n" + PRICED
 LOOKS = ("read_file", {"path": "notes.md"})

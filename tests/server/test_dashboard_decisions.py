@@ -25,9 +25,9 @@ from ava_server.cli.service_client import Approvals
 from ava_server.config.pin import PinFile
 from ava_server.dashboard.app import StatusApp
 from ava_server.dashboard.screens import QuestionScreen
-from ava_server.runs.extension import extension_limits
-from ava_server.runs.pending_questions import decide_question
-from ava_server.runs.question_kinds import Decider
+from ava_server.runs.asking.extension import extension_limits
+from ava_server.runs.asking.pending_questions import decide_question
+from ava_server.runs.asking.question_kinds import Decider
 from ava_server.service.access import Access
 
 if TYPE_CHECKING:

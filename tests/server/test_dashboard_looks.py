@@ -23,12 +23,12 @@ from ava_server.cli.log_look import LogLook, run_at_once
 from ava_server.cli.status_overview import OverviewReader, SandboxProbe
 from ava_server.config.settings import load_settings
 from ava_server.dashboard.app import StatusApp
-from ava_server.runs.claims import NotResumed
+from ava_server.runs.record.claims import NotResumed
 
 
 async def test_once_imports_what_shows_runs_only_where_there_are_some_and_never_a_role(tmp_path: Path) -> None:
     never = {"yaml", "mcp", "portalocker", "ava_roles.catalog", "ava_audit.store.store"}
-    for_runs = {"ava_server.render.run_view", "ava_server.approval.proposals", "ava_server.runs.lifecycle"}
+    for_runs = {"ava_server.render.run_view", "ava_server.approval.proposals", "ava_server.runs.record.lifecycle"}
     async with open_lab(tmp_path, [hand_over()]) as lab:
         without = await anyio.to_thread.run_sync(modules_of, lab.root, "status", "--once")
         await lab.outcome()

@@ -19,11 +19,11 @@ from support.stdio import until
 from ava_server import delivery
 from ava_server.delivery import ANY, DeliveryFailed, attempt_of
 from ava_server.delivery.outbox import REPEATED, Message, Outbox
-from ava_server.runs.control import RunControl
-from ava_server.runs.loop import AgentRun
-from ava_server.runs.manager import Manager
-from ava_server.runs.mode import SHARED_BACKGROUND
-from ava_server.runs.offers import STOPPING, Offers
+from ava_server.runs.owner.control import RunControl
+from ava_server.runs.owner.manager import Manager
+from ava_server.runs.owner.mode import SHARED_BACKGROUND
+from ava_server.runs.owner.offers import STOPPING, Offers
+from ava_server.runs.turn.loop import AgentRun
 from ava_server.service import runtime
 from ava_server.service.records import run_record
 
@@ -162,7 +162,7 @@ async def test_rule_3_what_the_engine_has_lost_is_delivered_again(
 ) -> None:
     monkeypatch.setattr(delivery, "SILENT_LEASES", 0.3)
     if not rule:
-        monkeypatch.setattr("ava_server.runs.manager.attempt_of", lambda *_given: "0.0")
+        monkeypatch.setattr("ava_server.runs.owner.manager.attempt_of", lambda *_given: "0.0")
     with run_model_server([hand_over()]) as models:
         async with server(tmp_path, models) as lab:
             run = await lab.start()

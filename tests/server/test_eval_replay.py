@@ -19,11 +19,11 @@ from ava_audit.events import RunClaimed, SpawnProposed, ToolResult, UserMessage
 from ava_roles.role import Role, parse_role
 from ava_roles.tool import Source, Tool, ToolContext, ToolOutput
 from ava_server.core.errors import Refused
+from ava_server.core.prompts import prompts
 from ava_server.evals.recording import Recording, recording_of
 from ava_server.evals.replay import ReplayChange, Replayed, Replayer
 from ava_server.models.prices import UserPrice
 from ava_server.models.selection import choose
-from ava_server.runs import prompts
 
 LIST, READ = Say(calls=[("read_file", {"path": "."})]), Say(calls=[("read_file", {"path": "report.md"})])
 NOTHING = ReplayChange()
@@ -91,8 +91,8 @@ async def test_a_changed_tool_description_is_found(tmp_path: Path, monkeypatch: 
 async def test_a_changed_prompt_of_the_code_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_lab(tmp_path, [READ, hand_over()]) as lab:
         recording = await recorded(lab, plan=True)
-    assert prompts("planning")["analysis"]
-    monkeypatch.setitem(prompts("planning"), "analysis", "Think about it. You have {tools}.")
+    assert prompts("ava_server.runs.turn", "planning")["analysis"]
+    monkeypatch.setitem(prompts("ava_server.runs.turn", "planning"), "analysis", "Think about it. You have {tools}.")
     found = await replayed(recording)
     assert found.first is not None
     assert [part.name for part in found.first.parts] == ["message 2 (from outside, or a notice)"]

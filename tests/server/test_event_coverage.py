@@ -23,7 +23,7 @@ from ava_audit.events import ENDINGS, FACTS
 from ava_roles.tools.registry import builtin_tools
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.core.errors import ModelErrorKind
-from ava_server.runs.submit import NAME as SUBMIT
+from ava_server.runs.record.submit import NAME as SUBMIT
 
 UNWRITTEN: set[str] = set()
 """Types that nothing writes yet."""
@@ -148,14 +148,14 @@ async def test_every_call_has_a_result_and_every_reservation_a_settlement(root: 
 
 @pytest.mark.slow
 def test_model_and_tool_calls_have_one_wrapper_each() -> None:
-    assert record.files_with(r"\bmodel\.stream\(|\b_model\.stream\(") == {"runs/model_call.py"}
-    assert record.files_with(r"\btool\(args") == {"runs/tool_calls.py"}
+    assert record.files_with(r"\bmodel\.stream\(|\b_model\.stream\(") == {"runs/turn/model_call.py"}
+    assert record.files_with(r"\btool\(args") == {"runs/turn/tool_calls.py"}
     assert record.files_with(r"\bhandler\(") == {"service/service.py"}
     made = {name: record.files_that_call(name) for name in ("CostReserved", "CostUpdate", "ToolCall")}
     assert made == {
-        "CostReserved": {"runs/model_call.py", "runs/reservation.py", "agents/metering.py"},
+        "CostReserved": {"runs/turn/model_call.py", "runs/turn/reservation.py", "agents/metering.py"},
         "CostUpdate": {"budget/caps.py"},
-        "ToolCall": {"runs/tool_calls.py", "service/record.py", "agents/metering.py", "agents/work.py"},
+        "ToolCall": {"runs/turn/tool_calls.py", "service/record.py", "agents/metering.py", "agents/work.py"},
     }
 
 

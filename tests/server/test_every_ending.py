@@ -18,7 +18,7 @@ from support.model_server import Gate, ModelServer, Say, Step
 from support.runtime import PRICED, Lab, open_lab, submit, wait_for
 
 from ava_audit.events import CostReserved, CostUpdate, ToolCall, ToolResult
-from ava_server.runs.result import LOOKED_AT
+from ava_server.runs.record.result import LOOKED_AT
 
 FILES = {"a.md": "Otter costs twelve cents a minute.\n", "b.md": "Descript costs twenty-four dollars a month.\n"}
 FOUND = {"claim": "Otter is 12 cents", "source_url": "a.md", "quote": "Otter costs twelve cents a minute"}

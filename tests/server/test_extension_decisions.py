@@ -11,7 +11,7 @@ from support.runtime import PRICED, USER, open_lab
 from ava_audit.events import Answered
 from ava_server.config.pin import PinFile
 from ava_server.core.errors import Refused
-from ava_server.runs.pending_questions import asked_of
+from ava_server.runs.asking.pending_questions import asked_of
 
 
 @pytest.mark.requirement("N-15")

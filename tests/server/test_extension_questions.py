@@ -16,7 +16,7 @@ from ava_audit.events import Answered, Asked
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_server.config.pin import PinFile
-from ava_server.runs.pending_questions import pending_question
+from ava_server.runs.asking.pending_questions import pending_question
 
 
 @pytest.mark.requirement("N-15")

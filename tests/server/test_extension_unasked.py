@@ -17,7 +17,7 @@ from ava_audit.rows import RunRow
 from ava_audit.store.store import append
 from ava_audit.units import now_us
 from ava_audit.view import View
-from ava_server.runs.extension import Shortage, _round_cap, extension_limits, extension_request
+from ava_server.runs.asking.extension import Shortage, _round_cap, extension_limits, extension_request
 
 
 @pytest.mark.parametrize(

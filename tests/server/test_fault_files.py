@@ -18,7 +18,7 @@ from support.runs.owners import NOTE
 from support.runtime import PRICED, hand_over, open_lab, wait_for
 
 from ava_audit.events import ErrorOccurred
-from ava_server.runs.loop import AgentRun
+from ava_server.runs.turn.loop import AgentRun
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ async def test_a_run_without_free_file_descriptors_continues_and_counts_no_fault
         return await starts(run, within_s)
 
     monkeypatch.setattr(AgentRun, "_start_servers", short)
-    monkeypatch.setattr("ava_server.runs.run_notes.TRY_AGAIN_MOST_S", 0.2)
+    monkeypatch.setattr("ava_server.runs.owner.run_notes.TRY_AGAIN_MOST_S", 0.2)
     async with open_lab(tmp_path, [hand_over()]) as lab:
         run_id = await lab.start()
         assert (await lab.ended(run_id)).state == "success"

@@ -22,7 +22,7 @@ from ava_audit.events import CostReserved, CostUpdate, ErrorOccurred, RunClaimed
 from ava_audit.store import store
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.view import View
-from ava_server.runs.manager import Manager
+from ava_server.runs.owner.manager import Manager
 from ava_server.service.spawn import Spawns
 
 OWN_WORDS = "a fault of Ava itself"
@@ -196,7 +196,7 @@ async def test_a_confirm_is_answered_as_approved_even_if_reading_the_run_fails(t
 async def test_a_cancel_that_the_log_could_not_record_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ava_server.runs.loop.END_S", 1.0)
+    monkeypatch.setattr("ava_server.runs.turn.loop.END_S", 1.0)
     gate = Gate()
     async with open_lab(tmp_path, [Say("x", NOTE.calls, gate=gate), hand_over(), hand_over()], config=PRICED) as lab:
         run_id = await lab.start()

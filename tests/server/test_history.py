@@ -18,7 +18,7 @@ from ava_audit.events import CostReserved, ErrorOccurred, ToolCall, ToolResult, 
 from ava_audit.events import Usage as Used
 from ava_roles.wrap import wrap_tool_output
 from ava_server.models.base import AssistantTurn, ReportedUsage, Segment, ToolTurn, UserTurn
-from ava_server.runs.history import History, Recipe
+from ava_server.runs.record.history import History, Recipe
 
 LEFT_OUT = "characters left out"
 

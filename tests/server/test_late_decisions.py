@@ -24,7 +24,7 @@ from ava_audit.units import now_us
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.config.tokens import Token
 from ava_server.core.errors import AvaError
-from ava_server.runs.pending_questions import pending_question
+from ava_server.runs.asking.pending_questions import pending_question
 from ava_server.service.access import Session
 from ava_server.service.service import Service, decide
 

@@ -11,7 +11,7 @@ from support.schedules.ledger import MOVES
 from support.schedules.situations import CAUSES, HAPPENINGS, HERE, OWNER, PLACES, SITUATIONS, open_log, settles_first
 
 from ava_audit.rows import RUNNING, WaitsFor
-from ava_server.runs.lifecycle import TRANSITIONS, Cause, Situation
+from ava_server.runs.record.lifecycle import TRANSITIONS, Cause, Situation
 
 
 @pytest.mark.slow

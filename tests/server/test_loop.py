@@ -23,7 +23,7 @@ from ava_audit.events import (
     UserMessage,
 )
 from ava_audit.view import View
-from ava_server.runs.tool_calls import MOST_CALLS
+from ava_server.runs.turn.tool_calls import MOST_CALLS
 
 NOTE = [("scratchpad", {"note": "remember this"})]
 PROVIDER_COUNT = {"prompt_tokens": 3_000, "completion_tokens": 200, "total_tokens": 3_200}

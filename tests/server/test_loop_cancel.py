@@ -289,7 +289,7 @@ async def test_ends_a_run_whose_loop_hangs(tmp_path: Path, monkeypatch: pytest.M
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0.2)
 
-    monkeypatch.setattr("ava_server.runs.loop.AgentRun._act", deaf)
+    monkeypatch.setattr("ava_server.runs.turn.loop.AgentRun._act", deaf)
     async with open_lab(tmp_path, [NOTED], config=PRICED) as lab:
         run_id = await lab.start(timeout=2)
         await entered.wait()

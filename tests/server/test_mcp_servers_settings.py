@@ -8,7 +8,7 @@ import pytest
 from support.runtime import settings_of
 
 from ava_server.core.errors import ConfigError
-from ava_server.runs.run_tools import configured_servers
+from ava_server.runs.turn.run_tools import configured_servers
 
 
 def test_a_server_has_either_a_command_and_environment_or_a_url_and_headers(tmp_path: Path) -> None:

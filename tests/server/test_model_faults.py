@@ -16,7 +16,7 @@ from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, run_mo
 from support.runtime import Lab, check_requests, hand_over, open_lab, submit, wait_for
 
 from ava_audit.events import AssistantMessage, CostReserved, RunClaimed, SubagentComplete, ToolCall, ToolResult
-from ava_server.runs.invalid_answers import error_of, find_repetition
+from ava_server.runs.record.invalid_answers import error_of, find_repetition
 
 NOTE = Say(calls=[("scratchpad", {"note": "remember this"})])
 UNKNOWN = Say(calls=[("rm_rf", {"path": "/"})])

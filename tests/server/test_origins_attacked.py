@@ -27,9 +27,9 @@ from support.foreign.origin_attacks import (
 from support.foreign.origins import EVIL, SEND, TOOLS, doubts_of, origins_after, result
 
 from ava_audit.events import Answered, Asked, ToolResult, UserMessage
-from ava_server.runs.call_values import leaves
-from ava_server.runs.look_alikes import warn_of_look_alikes
-from ava_server.runs.origins import visible
+from ava_server.runs.asking.look_alikes import warn_of_look_alikes
+from ava_server.runs.origins.call_values import leaves
+from ava_server.runs.origins.origins import visible
 
 
 async def test_no_injection_reaches_its_effect_and_the_person_is_asked_about_each(tmp_path: Path) -> None:

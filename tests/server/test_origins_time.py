@@ -23,8 +23,8 @@ from support.runtime import wait_for
 from support.sample import sample
 
 from ava_roles.tool import Tool
-from ava_server.runs.origins import Origins
-from ava_server.runs.questions import Doubt
+from ava_server.runs.asking.questions import Doubt
+from ava_server.runs.origins.origins import Origins
 
 LONG = 5_000_000
 SLOW: dict[str, tuple[str, Any]] = {

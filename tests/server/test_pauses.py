@@ -14,10 +14,10 @@ from support.runtime import PRICED, check_budgets, check_requests, hand_over, op
 from ava_audit.events import CostReserved, Event, Fence, RunPaused, Who
 from ava_audit.units import DAY_US, now_us, parse_time
 from ava_server.budget.user_limits import Slots
-from ava_server.runs import model_call
-from ava_server.runs.claims import claim
-from ava_server.runs.endings import ABANDONED_US, cancel
-from ava_server.runs.result import RunResult
+from ava_server.runs.record.claims import claim
+from ava_server.runs.record.endings import ABANDONED_US, cancel
+from ava_server.runs.record.result import RunResult
+from ava_server.runs.turn import model_call
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 LATER = Fail(429, retry_after="3600")
@@ -144,7 +144,7 @@ async def test_abandons_a_run_interrupted_for_a_day_and_keeps_its_output(tmp_pat
             gone = frozenset({str(row.instance)})
             assert not await lab.runtime.manager.control.end_overdue(run_id, gone), "it is fresh"
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("ava_server.runs.endings.ABANDONED_US", 0)
+                patch.setattr("ava_server.runs.record.endings.ABANDONED_US", 0)
                 assert ABANDONED_US == 24 * 3600 * 10**6
                 assert not await lab.runtime.manager.control.end_overdue(run_id, frozenset()), "its owner lives"
                 assert await lab.runtime.manager.control.end_overdue(run_id, gone)

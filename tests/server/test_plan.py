@@ -27,9 +27,9 @@ from ava_audit.events import (
     ToolCall,
     ToolResult,
 )
-from ava_server.runs import reservation
-from ava_server.runs.history import History, Recipe
-from ava_server.runs.reservation import DOING, NO_PLAN
+from ava_server.runs.record.history import History, Recipe
+from ava_server.runs.turn import reservation
+from ava_server.runs.turn.reservation import DOING, NO_PLAN
 
 # -- the ordinary way -----------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from support.runtime import hand_over, open_lab
 from ava_audit.events import Asked
 from ava_audit.units import now_us
 from ava_server.approval.decide import PersonAnswer
-from ava_server.runs.pending_questions import OpenQuestions
+from ava_server.runs.asking.pending_questions import OpenQuestions
 from ava_server.service.access import Session
 from ava_server.service.service import Service, decide
 

@@ -15,8 +15,8 @@ from ava_audit.events import Asked, ToolResult, UserMessage
 from ava_roles.tools.registry import builtin_tools
 from ava_roles.tools.run import READ_SUBAGENT_RESULT
 from ava_server.budget.run_config import config_of
-from ava_server.runs.history import History
-from ava_server.runs.origins import Origins
+from ava_server.runs.origins.origins import Origins
+from ava_server.runs.record.history import History
 
 
 async def test_a_field_that_a_result_lacks_is_named_as_missing(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ async def test_each_input_of_a_step_can_be_read_again_by_its_name(tmp_path: Path
 async def test_of_many_results_those_that_do_not_fit_are_named_with_their_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ava_server.runs.plan.INPUT_CHARS", room := 4_000)
+    monkeypatch.setattr("ava_server.runs.plan.plan.INPUT_CHARS", room := 4_000)
     count = 20
     work = plans.hand_over_each([f"module {number}" for number in range(count)], "z" * 400)
     async with open_lab(tmp_path, work, config=f"{PRICED}\n[limits]\nspawns_per_hour = 30\n") as lab:

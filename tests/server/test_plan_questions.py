@@ -21,7 +21,7 @@ from ava_audit.events import Asked, Channel
 from ava_audit.units import now_us
 from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.render.run_view import view_run
-from ava_server.runs.pending_questions import pending_question
+from ava_server.runs.asking.pending_questions import pending_question
 from ava_server.service.access import Access, Session
 from ava_server.service.event_hook import _events  # pyright: ignore[reportPrivateUsage]
 from ava_server.service.run_tasks import RunTasks

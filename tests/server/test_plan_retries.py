@@ -14,7 +14,7 @@ from support.runtime import PRICED, open_lab, submit
 from ava_audit.retention import erase_run
 from ava_audit.view import View
 from ava_server.cli.run import _folder_of
-from ava_server.runs.reuse import folder_state
+from ava_server.runs.turn.reuse import folder_state
 from ava_server.service import plans as service_plans
 
 

@@ -21,9 +21,9 @@ from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.budget.run_config import config_of
 from ava_server.render.host_text import text_of
-from ava_server.runs import run_notes
-from ava_server.runs.context import ConfigNotSupported
-from ava_server.runs.setup import RunSetup
+from ava_server.runs.owner import run_notes
+from ava_server.runs.turn.context import ConfigNotSupported
+from ava_server.runs.turn.setup import RunSetup
 
 
 async def test_steps_run_in_order_and_hand_their_results_on(tmp_path: Path) -> None:

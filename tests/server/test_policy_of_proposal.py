@@ -20,7 +20,7 @@ from ava_server.approval.proposals import agreement, pending_proposals
 from ava_server.core import background
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import Refused
-from ava_server.runs import claims
+from ava_server.runs.record import claims
 from ava_server.service import access
 from ava_server.service.access import Session
 from ava_server.service.service import Service, decide

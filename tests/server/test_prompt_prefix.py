@@ -17,8 +17,8 @@ from support.model_server import Fail, Gate, Say
 from support.runtime import PRICED, open_lab, submit, wait_for
 
 from ava_audit.events import CostReserved
-from ava_server.runs import prompt_prefix
-from ava_server.runs.prompt_prefix import KEPT_S, WAIT_S, PromptPrefix, PromptPrefixes
+from ava_server.runs.turn import prompt_prefix
+from ava_server.runs.turn.prompt_prefix import KEPT_S, WAIT_S, PromptPrefix, PromptPrefixes
 
 MODEL = {"AVA_MODEL": "gpt-6.1-sol"}
 CONFIG = PRICED.replace("custom:test", "custom:gpt-6.1-sol") + "\n[limits]\nrunning = 8\nrunning_per_user = 8\n"

@@ -17,7 +17,7 @@ from ava_audit.units import format_usd
 from ava_server.models.base import Bound
 from ava_server.models.prices import UserPrice, find_price, reserve_micros
 from ava_server.models.selection import search_terms
-from ava_server.runs.costs import costs_of
+from ava_server.runs.record.costs import costs_of
 
 pytestmark = pytest.mark.usefixtures("without_keys")
 

@@ -15,7 +15,7 @@ from support.runtime import PRICED, hand_over, open_lab
 from support.terminal import ava
 
 from ava_audit.events import Answered, Asked, Channel, ToolCall, ToolResult, UserMessage
-from ava_server.runs.question_kinds import chosen_option
+from ava_server.runs.asking.question_kinds import chosen_option
 from ava_server.service.access import Session
 from ava_server.service.service import Service
 

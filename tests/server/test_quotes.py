@@ -18,10 +18,10 @@ from ava_audit.events import ToolCall, ToolResult
 from ava_roles.tool import ToolContext
 from ava_roles.tools.run import ReadToolResultArgs
 from ava_roles.wrap import wrap_tool_output
-from ava_server.runs.history import History
-from ava_server.runs.quotes import NEAR_CHARS, check_quotes, edit_distance, normalize
-from ava_server.runs.run_tools import ReadToolResult
-from ava_server.runs.submit import Finding
+from ava_server.runs.record.history import History
+from ava_server.runs.record.quotes import NEAR_CHARS, check_quotes, edit_distance, normalize
+from ava_server.runs.record.submit import Finding
+from ava_server.runs.turn.run_tools import ReadToolResult
 
 READ = (
     "The transcription price of Otter is  twelve cents a minute, as of May. Descript charges\n"

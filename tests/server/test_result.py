@@ -17,8 +17,8 @@ from ava_server.budget.run_config import RunConfig
 from ava_server.models.prices import FREE_LOCAL
 from ava_server.render.host_text import text_of
 from ava_server.render.run_view import LEAST_ROOM, RESULTS_CHARS, fitting, json_chars, room_for
-from ava_server.runs.history import History
-from ava_server.runs.result import FOUND, LOOKED_AT, RunResult, build_result
+from ava_server.runs.record.history import History
+from ava_server.runs.record.result import FOUND, LOOKED_AT, RunResult, build_result
 
 
 @given(st.text(max_size=400), st.integers(1, 300))

@@ -26,8 +26,8 @@ from ava_audit.events import (
 from ava_audit.store.store import Store, append
 from ava_audit.units import now_us
 from ava_server.budget.user_limits import Slots
-from ava_server.runs import claims
-from ava_server.runs.claims import NotResumed, claim, resume
+from ava_server.runs.record import claims
+from ava_server.runs.record.claims import NotResumed, claim, resume
 
 
 async def test_lists_a_long_interrupted_run_without_resuming_it(
@@ -152,7 +152,7 @@ async def test_an_abandoned_run_keeps_its_paid_result(tmp_path: Path, monkeypatc
     with run_model_server([NOTE, hand_over()]) as server:
         run_id, before, after = await leave_paid_run(tmp_path / "first", server)
         async with go_on_from(tmp_path / "cut", [*before, *after], server, runs=False) as lab:
-            monkeypatch.setattr("ava_server.runs.endings.ABANDONED_US", 0)
+            monkeypatch.setattr("ava_server.runs.record.endings.ABANDONED_US", 0)
             row = await lab.run(run_id)
             assert await lab.runtime.manager.control.end_overdue(run_id, frozenset({str(row.instance)}))
             result = await lab.result(run_id)

@@ -18,7 +18,7 @@ from ava_audit.events import (
     RunResumed,
 )
 from ava_server.approval.questions import Question, Reply
-from ava_server.runs.claims import NotResumed, resume_line
+from ava_server.runs.record.claims import NotResumed, resume_line
 
 
 async def test_resumes_with_the_approval_line_of_the_remaining_budget(

@@ -15,8 +15,8 @@ from ava_audit.errors import EntryTooLarge, StaleOwner
 from ava_audit.events import Activity, Event, RunClaimed, ToolCall, ToolResult
 from ava_audit.store.store import Outcome, Store
 from ava_audit.view import View
-from ava_server.runs.history import UNWRITTEN, History
-from ava_server.runs.log import RunLog
+from ava_server.runs.journal.log import RunLog
+from ava_server.runs.record.history import UNWRITTEN, History
 
 RUN = "S-0000001"
 RESULT = ToolResult(tool="read_file", success=True, output="otters", call_id="c1", turn=1)

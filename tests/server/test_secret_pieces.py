@@ -22,8 +22,8 @@ from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import Activity, ToolResult
 from ava_server.config.secrets import set_secret
-from ava_server.runs.coding import TOO_MANY_KEYS
-from ava_server.runs.quotes import unwrap_output
+from ava_server.runs.coder.coding import TOO_MANY_KEYS
+from ava_server.runs.record.quotes import unwrap_output
 
 MARK = "[redacted:private-key]"
 BODY = body_of()

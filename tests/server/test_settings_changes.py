@@ -16,7 +16,7 @@ from ava_audit.errors import StoreUnavailable
 from ava_audit.store.store import Store
 from ava_server.cli.app import main
 from ava_server.config.settings import Configured, limits_of, on_record
-from ava_server.runs.mode import LOOKING
+from ava_server.runs.owner.mode import LOOKING
 from ava_server.service.runtime import open_runtime
 
 DEFAULT = 'approval = "by_host"\n'

@@ -15,7 +15,7 @@ from ava_audit.units import now_us
 from ava_server.budget.user_limits import Slots
 from ava_server.core.ids import AGENT
 from ava_server.render.run_view import view_run
-from ava_server.runs.claims import claim
+from ava_server.runs.record.claims import claim
 
 
 async def test_the_time_that_is_shown_stands_still_and_never_runs_backwards_when_a_run_is_taken_over(

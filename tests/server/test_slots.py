@@ -18,9 +18,11 @@ from support.stdio import until
 from ava_audit.events import Event, Fence, RunEnded
 from ava_audit.rows import RunRow
 from ava_audit.store.store import append
-from ava_server.runs import endings, manager, setup
-from ava_server.runs.history import History
-from ava_server.runs.manager import Manager
+from ava_server.runs.owner import manager
+from ava_server.runs.owner.manager import Manager
+from ava_server.runs.record import endings
+from ava_server.runs.record.history import History
+from ava_server.runs.turn import setup
 
 
 async def test_three_runs_of_a_user_run_at_once_and_the_fourth_waits(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext
 from ava_roles.tools.files import ReadFile, ReadFileArgs
 from ava_roles.wrap import wrap_tool_output
-from ava_server.runs.quotes import NormalText, normalize
-from ava_server.runs.sources import ReadSources, SourcePassage, texts_of
+from ava_server.runs.record.quotes import NormalText, normalize
+from ava_server.runs.record.sources import ReadSources, SourcePassage, texts_of
 
 NONCE = "0123456789abcdef"
 LINES = "The lamp is old.\n\nIt is lit every evening,\nat dusk, by the keeper.\nNobody else may.\n\nThe end."

@@ -21,7 +21,7 @@ from ava_server.core.data_root import os_user
 from ava_server.core.errors import BadInput, Refused
 from ava_server.render.host_text import run_text
 from ava_server.render.responses import RunAnswer
-from ava_server.runs.sources import ReadText, SourcePassage
+from ava_server.runs.record.sources import ReadText, SourcePassage
 from ava_server.service import sources
 from ava_server.service.sources import OpenedSource, open_source
 

@@ -19,7 +19,7 @@ from ava_audit.store.writer import Job
 from ava_audit.view import View
 from ava_roles.mcp_client.run_servers import ToolListing
 from ava_roles.role import Role
-from ava_server.runs.run_tools import McpServers
+from ava_server.runs.turn.run_tools import McpServers
 
 CALLS = 4_500
 """Python functions that a proposal may call; with version 0.1.0 it called 33,000."""

@@ -25,7 +25,7 @@ WAYS = {
     "a runtime that a command opened": """
 import anyio
 from pathlib import Path
-from ava_server.runs.mode import LOOKING
+from ava_server.runs.owner.mode import LOOKING
 from ava_server.service.runtime import open_runtime
 from ava_server.config.settings import load_settings
 

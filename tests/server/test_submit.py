@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from ava_roles.tools.files import ReadFileArgs
 from ava_server.approval.output_schema import check_schema
 from ava_server.models.base import ToolUse
-from ava_server.runs.quotes import check_quotes
-from ava_server.runs.submit import NAME, Finding, SubmitArgs, accept, arguments_fault, schema
+from ava_server.runs.record.quotes import check_quotes
+from ava_server.runs.record.submit import NAME, Finding, SubmitArgs, accept, arguments_fault, schema
 
 FORM: dict[str, Any] = {"type": "array", "items": {"$ref": "#/$defs/row"}, "$defs": {"row": {"type": "integer"}}}
 

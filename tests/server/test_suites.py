@@ -21,8 +21,8 @@ from support.terminal import COMMAND, ava, environment, run_on_terminal
 from ava_audit.events import CostReserved
 from ava_server.budget.caps import SHARED_CAPS, CapName, CapReached, CapRequest
 from ava_server.evals.case import Sources
-from ava_server.runs.plan_time import PLAN_TIME_OVER
-from ava_server.runs.reservation import cap_words
+from ava_server.runs.record.plan_time import PLAN_TIME_OVER
+from ava_server.runs.turn.reservation import cap_words
 from ava_server.service.access import Session
 from ava_server.service.service import Service
 from ava_server.suites.results import SuiteResult

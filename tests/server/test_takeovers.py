@@ -24,9 +24,9 @@ from support.stdio import read_log, until
 from ava_audit.events import RunClaimed
 from ava_audit.rows import RunRow
 from ava_audit.store.locks import LockedInstances, is_held
-from ava_server.runs import manager
-from ava_server.runs.control import RunControl
-from ava_server.runs.mode import OWN_RUNS
+from ava_server.runs.owner import manager
+from ava_server.runs.owner.control import RunControl
+from ava_server.runs.owner.mode import OWN_RUNS
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from support.runtime import DONE, Lab, hand_over, open_lab
 from support.terminal import ava
 
 from ava_audit.events import CostReserved, CostUpdate, ExtendedThinking, SubagentComplete, ToolResult
-from ava_server.runs import reservation
+from ava_server.runs.turn import reservation
 
 WIRE = '[providers.custom]\nwire = "messages"\n'
 PRICES = '[prices."{0}"]\ninput = 3.0\noutput = 15.0\ncache_read = 0.3\ncache_write = 3.75\n'

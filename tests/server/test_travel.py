@@ -30,7 +30,7 @@ from ava_roles.worktree.snapshot import pack_snapshot
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import Refused
 from ava_server.render.host_text import text_of
-from ava_server.runs import setup
+from ava_server.runs.turn import setup
 from ava_server.service.fetch import fetch_branch
 from ava_server.service.records import DeliveredFiles
 
@@ -114,7 +114,7 @@ async def test_a_copy_of_another_commit_is_refused_though_its_digest_was_approve
     machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server that proposed was wrong, or somebody made it pack something else."""
-    from ava_server.runs import travel
+    from ava_server.runs.coder import travel
 
     write(machines.repository, {"adding.py": "evil = 1\n"})
     first = git(machines.repository, "rev-parse", "HEAD").strip()

@@ -16,9 +16,9 @@ import ava_audit
 import ava_roles
 import ava_server
 from ava_server.core.errors import with_advice
+from ava_server.core.prompts import prompts
 from ava_server.hosts.clients import known_clients
 from ava_server.hosts.known import HOSTS
-from ava_server.runs import prompts
 
 SOURCES = [Path(package.__file__ or "").parent for package in (ava_audit, ava_roles, ava_server)]
 
@@ -93,7 +93,7 @@ def test_the_search_for_such_texts_finds_nothing_in_others(source: str) -> None:
 
 
 def test_after_the_last_attempt_nobody_is_told_to_try_again() -> None:
-    texts = prompts("coding")
+    texts = prompts("ava_server.runs.coder", "coding")
     assert "again" not in texts["none_left"] and "again" not in texts["failed"]
     assert all("call submit_result again" in texts[name] for name in ("one_more", "more"))
 

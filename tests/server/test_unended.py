@@ -13,8 +13,8 @@ from support.log import Life, plan_events, write
 from ava_audit.events import Event
 from ava_audit.rows import QUEUED, RUNNING
 from ava_audit.store.store import Store
-from ava_server.runs import unended
-from ava_server.runs.unended import Unended, read_unended
+from ava_server.runs.record import unended
+from ava_server.runs.record.unended import Unended, read_unended
 
 
 def steps(number: int, group: str | None) -> Iterator[Event]:

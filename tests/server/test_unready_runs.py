@@ -18,9 +18,9 @@ from support.runtime import hand_over, open_lab, wait_for
 from ava_audit.events import Event, RunEnded, Who
 from ava_audit.store.store import append
 from ava_server.models.factory import model_of, parameters
-from ava_server.runs import setup
-from ava_server.runs.context import ConfigNotSupported
-from ava_server.runs.history import History
+from ava_server.runs.record.history import History
+from ava_server.runs.turn import setup
+from ava_server.runs.turn.context import ConfigNotSupported
 
 
 async def test_a_run_whose_endpoint_differs_from_the_approved_one_waits_and_says_why(tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ async def test_lists_an_unreadable_run_and_never_cleans_it_up(tmp_path: Path) ->
 async def test_an_unreadable_run_does_not_affect_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    monkeypatch.setattr("ava_server.runs.run_notes.TRY_AGAIN_MOST_S", 0.1)
+    monkeypatch.setattr("ava_server.runs.owner.run_notes.TRY_AGAIN_MOST_S", 0.1)
     async with open_lab(tmp_path, [hand_over()], everybody=True, check=False) as lab:
         manager = lab.runtime.manager
         if when == "overdue":
-            monkeypatch.setattr("ava_server.runs.endings.ABANDONED_US", 0)
+            monkeypatch.setattr("ava_server.runs.record.endings.ABANDONED_US", 0)
         await lab.store.do(append(*future_run_events("ben")))
         tries = 2 if when == "queued" else 0
         with anyio.fail_after(40):

@@ -15,7 +15,7 @@ from ava_server.budget.user_limits import Slots
 from ava_server.cli.status_lines import remarks
 from ava_server.core.ids import AGENT
 from ava_server.render.run_view import RunView, run_answer, view_run
-from ava_server.runs.claims import claim
+from ava_server.runs.record.claims import claim
 from ava_server.service.checks.delivery import lost_findings, worker_findings
 from ava_server.service.engines import (
     lost_workers,

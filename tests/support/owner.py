@@ -27,7 +27,7 @@ from ava_audit.events import RunClaimed
 from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_server.config.settings import load_settings
-from ava_server.runs.log import RunLog
+from ava_server.runs.journal.log import RunLog
 from ava_server.service.runtime import open_runtime
 
 if TYPE_CHECKING:

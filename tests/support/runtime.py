@@ -40,8 +40,8 @@ from ava_server.models.factory import model_of
 from ava_server.models.search_model import search_model, search_request
 from ava_server.models.selection import Choice
 from ava_server.render.responses import Answer
-from ava_server.runs.history import History, Recipe
-from ava_server.runs.mode import LOOKING, SERVER, Mode
+from ava_server.runs.owner.mode import LOOKING, SERVER, Mode
+from ava_server.runs.record.history import History, Recipe
 from ava_server.service.access import Asking, Session, ignore_progress
 from ava_server.service.runtime import Runtime, open_runtime
 from ava_server.service.service import Service

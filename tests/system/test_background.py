@@ -25,9 +25,9 @@ from ava_server.core import background
 from ava_server.core.background import WorkerProcesses
 from ava_server.core.data_root import DataRoot
 from ava_server.render.host_text import text_of
-from ava_server.runs import manager, workers
-from ava_server.runs import mode as modes
-from ava_server.runs.claims import claim
+from ava_server.runs.owner import manager, workers
+from ava_server.runs.owner import mode as modes
+from ava_server.runs.record.claims import claim
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from ava_server.config.settings import load_settings
 from ava_server.core import background
 from ava_server.core.background import WorkerProcesses, hold_worker_lock, pages_server
 from ava_server.core.data_root import DataRoot
-from ava_server.runs import mode as modes
+from ava_server.runs.owner import mode as modes
 from ava_server.service.background import Listeners
 from ava_server.service.runtime import open_runtime
 

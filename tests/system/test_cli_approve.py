@@ -20,7 +20,7 @@ from support.terminal import COMMAND, CONTROLLED, ava, environment, run_on_termi
 from ava_server.config.pin import PinFile
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import Refused
-from ava_server.runs.mode import GRACE_S
+from ava_server.runs.owner.mode import GRACE_S
 from ava_server.service.runtime import USERS_EVERY_S
 
 pytestmark = pytest.mark.slow
@@ -449,7 +449,9 @@ async def test_resume_asks_for_the_pin_before_anything_continues(tmp_path: Path,
             await wait_for(gate.arrived)
             PinFile(lab.runtime.settings.paths.approval_file).set(PIN)
         root = tmp_path / "data"
-        code = "import sys, ava_server.runs.claims as c; c.TAKEOVER_WITHIN_US = 0; from ava_server.cli import run"
+        code = (
+            "import sys, ava_server.runs.record.claims as c; c.TAKEOVER_WITHIN_US = 0; from ava_server.cli import run"
+        )
         old = (*CONTROLLED[:4], sys.executable, "-c", f"{code}; run(sys.argv[1:])")  # too old to go on by itself
         env = {"AVA_MODEL_BASE_URL": model.base_url, "AVA_MODEL": "test"}
         for pin, ends in ((WRONG, 10), (PIN, 0)):

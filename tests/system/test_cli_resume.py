@@ -95,7 +95,7 @@ async def test_shows_the_remaining_budget_when_an_old_run_continues(tmp_path: Pa
     async with interrupted(tmp_path) as (server, run_id):
         root = tmp_path / "data"
         command = [
-            "import sys, time; import ava_server.runs.claims as claims; claims.TAKEOVER_WITHIN_US = 0",
+            "import sys, time; import ava_server.runs.record.claims as claims; claims.TAKEOVER_WITHIN_US = 0",
             "from ava_server.cli import run; run(sys.argv[1:])",
         ]
         env = {**environment(root), **model_env(server.base_url), "AVA_MODEL": "test"}
@@ -181,7 +181,7 @@ async def test_shows_what_each_run_is_waiting_for(tmp_path: Path) -> None:
         for run_id, waits in ((queued, "Waits for: all 1 slots of "), (running, "interrupted")):
             _code, out, _err = await ava(tmp_path, server, "show", run_id)
             assert waits in out and "Ended as" not in out, out
-        words = "import sys; import ava_server.runs.claims as c; c.TAKEOVER_WITHIN_US = 0"
+        words = "import sys; import ava_server.runs.record.claims as c; c.TAKEOVER_WITHIN_US = 0"
         words += "; from ava_server.cli import run"
         later = [str(Path(AVA[0]).with_name("python")), "-c", f"{words}; run(sys.argv[1:])", "status", "--once"]
         done = await anyio.run_process(later, env=environment(tmp_path / "data"), check=False)

@@ -157,7 +157,7 @@ w._ask_about, c.Approvals.decided_elsewhere = asked, slowly
 
 def test_a_request_that_was_decided_since_ava_run_looked_is_not_asked(tmp_path: Path) -> None:
     gone = (
-        "import sys; from ava_server.runs import pending_questions as p\n"
+        "import sys; from ava_server.runs.asking import pending_questions as p\n"
         "p.pending_question = lambda *args: print('LOOKED', file=sys.stderr)"
     )
     text, decided = ask_with_fault(tmp_path, gone)

@@ -19,7 +19,7 @@ from ava_audit.store.store import Store
 from ava_server.config.sign_in import Passkeys, new_passkey
 from ava_server.config.tokens import Scope, read_tokens
 from ava_server.core.data_root import DataRoot, os_user
-from ava_server.runs.claims import hold
+from ava_server.runs.record.claims import hold
 
 pytestmark = pytest.mark.slow
 

@@ -25,7 +25,7 @@ from ava_audit.store import backend
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
 from ava_server.core.data_root import DataRoot
-from ava_server.runs.lifecycle import is_held
+from ava_server.runs.record.lifecycle import is_held
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from support.runtime import Lab, hand_over, open_lab, wait_for
 
 from ava_audit.events import Answered, RunResumed, SpawnDecided
 from ava_server.config.pin import PinFile
-from ava_server.runs import claims
+from ava_server.runs.record import claims
 
 PIN = "48 21 07"
 

@@ -18,7 +18,7 @@ from ava_audit.events import Answered, CancelRequested, RunResumed, UserMessage
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import UserSettings
 from ava_server.config.sign_in import BrowserSessions
-from ava_server.runs import claims
+from ava_server.runs.record import claims
 
 QUESTION = "In which currency?"
 ASKS = [Say(calls=[("ask", {"question": QUESTION})]), submit("in euros")]

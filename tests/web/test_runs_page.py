@@ -218,7 +218,7 @@ async def test_a_configuration_of_a_newer_ava_leaves_the_rest_of_the_page(
         def unreadable(_stored: str) -> None:
             raise ValueError("an unknown field")
 
-        for module in ("web.run_page", "render.run_view", "runs.costs"):
+        for module in ("web.run_page", "render.run_view", "runs.record.costs"):
             monkeypatch.setattr(f"ava_server.{module}.config_of", unreadable)
         page = await shown(browser, f"/subagents/{run_id}")
         assert "A newer Ava has proposed it" in page and "Turn 2" in page and "all is said" in page

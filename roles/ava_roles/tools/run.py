@@ -1,6 +1,6 @@
 """The tools for what belongs to a run: artifacts and memory notes; scratchpad, earlier results and questions.
 
-The latter need the log, so only their specifications are here; `ava_server.runs.run_tools` implements them.
+The latter need the log, so only their specifications are here; `ava_server.runs.turn.run_tools` implements them.
 """
 
 from __future__ import annotations

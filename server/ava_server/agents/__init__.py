@@ -1,7 +1,7 @@
 """Runs that somebody else's coding agent does: Claude Code, Codex, opencode, Gemini CLI, or another that speaks ACP.
 
 Seam: `work.py` does the work of a run in place of the loop's own turns; everything around it (the claim, the caps of
-time, cancelling, a coder's worktree, the result) stays `runs/loop.py`. `acp.py` speaks with the agent, whose whole
+time, cancelling, a coder's worktree, the result) stays `runs/turn/loop.py`. `acp.py` speaks with the agent, whose whole
 process tree is in the sandbox. The only server that it reaches is the run's `gateway.py`, which reads requests with
 `bodies.py` and has each reserved by `metering.py`; `work.RunTools` are Ava's own tools behind it.
 

@@ -50,8 +50,8 @@ from ava_server.models.base import Bound, Completion
 from ava_server.models.json_text import as_object, as_text, objects_in
 from ava_server.models.prices import reserve_micros
 from ava_server.models.tokens import FIXED_TOKENS, MESSAGE_TOKENS, TOOL_TOKENS, TOOLS_TOKENS, escaped_bound, text_bound
-from ava_server.runs.money_wait import MoneyQueue
-from ava_server.runs.reservation import (
+from ava_server.runs.turn.money_wait import MoneyQueue
+from ava_server.runs.turn.reservation import (
     GOOD_OUTPUT,
     LEAST_OUTPUT,
     WRAP_PROMPT,
@@ -64,7 +64,7 @@ from ava_server.runs.reservation import (
 
 if TYPE_CHECKING:
     from ava_server.core.errors import ModelError
-    from ava_server.runs.context import ActiveRun
+    from ava_server.runs.turn.context import ActiveRun
 
 
 log = logging.getLogger("ava.agents")

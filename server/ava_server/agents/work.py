@@ -1,6 +1,6 @@
 """Does the work of a run with another coding agent: starts it in the sandbox, gives it its turns, takes its result.
 
-The run's shell (its claim, time, cancelling, a coder's worktree, the ending) is `runs/loop.py`. Here a turn is one
+The run's shell (its claim, time, cancelling, a coder's worktree, the ending) is `runs/turn/loop.py`. Here a turn is one
 prompt of the agent; what it asks of its model in that turn passes the gateway.
 
 Behind the gateway, an MCP server bound to the run has Ava's tools for the agent. Every call goes through the run's own
@@ -43,11 +43,11 @@ from ava_server.agents.metering import CountedBounds, RunMeter
 from ava_server.agents.unpaid import OWN_CALL, RESULT_BYTES, UnpaidBytes, earlier_facts, note_bytes, text_bytes
 from ava_server.core.untrusted import hide_apart
 from ava_server.models.base import ToolUse
-from ava_server.runs.coding import learn_private_keys
-from ava_server.runs.invalid_answers import REPAIRS
-from ava_server.runs.result import RunResult
-from ava_server.runs.submit import NAME as SUBMIT
-from ava_server.runs.submit import SubmitArgs, accept
+from ava_server.runs.coder.coding import learn_private_keys
+from ava_server.runs.record.invalid_answers import REPAIRS
+from ava_server.runs.record.result import RunResult
+from ava_server.runs.record.submit import NAME as SUBMIT
+from ava_server.runs.record.submit import SubmitArgs, accept
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 
     from ava_audit.view import View
     from ava_server.config.agents import AgentSpec
-    from ava_server.runs.coding import CodingWork
-    from ava_server.runs.context import ActiveRun, AgentParts
-    from ava_server.runs.tool_calls import ToolCalls
+    from ava_server.runs.coder.coding import CodingWork
+    from ava_server.runs.turn.context import ActiveRun, AgentParts
+    from ava_server.runs.turn.tool_calls import ToolCalls
 
 log = logging.getLogger("ava.agents")
 

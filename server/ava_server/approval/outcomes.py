@@ -1,7 +1,7 @@
 """What became of a question that no longer waits, in the one wording that every surface draws: who decided, and when.
 
-`closed_proposal` is about proposals, `closed_resumption` about interrupted runs. `runs/extension.py` and
-`runs/questions.py` word the requests and questions of runs with the same `decided_where`.
+`closed_proposal` is about proposals, `closed_resumption` about interrupted runs. `runs/asking/extension.py` and
+`runs/asking/questions.py` word the requests and questions of runs with the same `decided_where`.
 """
 
 from __future__ import annotations

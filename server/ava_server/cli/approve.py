@@ -32,7 +32,7 @@ from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending
-    from ava_server.runs.pending_questions import PendingExtension
+    from ava_server.runs.asking.pending_questions import PendingExtension
 
 REJECT = ("r", "reject")
 DECISIONS = (*YES, *REJECT)
@@ -258,7 +258,7 @@ async def _decide(
     approve: bool,
     screens: Mapping[str, FoldedScreen] | None = None,
 ) -> None:
-    from ava_server.runs.pending_questions import PendingExtension  # not needed to read the command line
+    from ava_server.runs.asking.pending_questions import PendingExtension  # not needed to read the command line
 
     if isinstance(one, PendingExtension):
         decision = await client.decide([one.shown], PersonAnswer(approve))

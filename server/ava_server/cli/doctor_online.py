@@ -31,7 +31,7 @@ from ava_server.core.threads import run_async
 from ava_server.models.clients import ClientPool
 from ava_server.models.selection import Choice, configured
 from ava_server.render.responses import RunAnswer, SpawnAnswer
-from ava_server.runs.mode import OWN_RUNS
+from ava_server.runs.owner.mode import OWN_RUNS
 from ava_server.service.access import Session, ignore_progress
 from ava_server.service.checks import REPORT, CheckFinding, Setup, from_error
 from ava_server.service.checks.models import cheapest, models_of, search_engine

@@ -433,7 +433,7 @@ def import_command(
     from ava_audit.transfer import import_log
     from ava_audit.view import Outcome
     from ava_server.cli.backup import held_lines
-    from ava_server.runs.claims import hold_all
+    from ava_server.runs.record.claims import hold_all
 
     root = checked_root("ava import")
     path = Path(file)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
     from ava_server.render.approvals import Decisions
     from ava_server.render.run_view import RunView
-    from ava_server.runs.manager import Manager
+    from ava_server.runs.owner.manager import Manager
     from ava_server.service.current import LogFacts
     from ava_server.service.records import RunRecord
 

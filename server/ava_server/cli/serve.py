@@ -188,7 +188,7 @@ def _label(text: str) -> str:
 async def _stay(settings: Settings, drain_s: float) -> int:
     """Run everybody's runs until a signal; then leave them to other workers."""
     from ava_server.core.shutdown import GracefulShutdown, ignore_signals
-    from ava_server.runs.mode import working
+    from ava_server.runs.owner.mode import working
     from ava_server.service.runtime import announce_worker, open_runtime
 
     ending = GracefulShutdown(drain_s)
@@ -214,7 +214,7 @@ async def _work(settings: Settings, beside: str, listens: bool) -> int:
     from ava_audit.store.backend import UNANNOUNCED, Announcement
     from ava_server.core.background import HTTP_DRAIN_S, hold_worker_lock
     from ava_server.core.shutdown import GracefulShutdown, ignore_signals
-    from ava_server.runs.mode import SERVER, driver_of, working
+    from ava_server.runs.owner.mode import SERVER, driver_of, working
     from ava_server.service.background import Listeners
     from ava_server.service.runtime import open_runtime
 

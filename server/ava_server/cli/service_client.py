@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ava_server.config.pin import PinFile
     from ava_server.config.settings import Settings
     from ava_server.render.responses import SpawnAnswer
-    from ava_server.runs.pending_questions import PendingExtension
+    from ava_server.runs.asking.pending_questions import PendingExtension
     from ava_server.service.access import Session
     from ava_server.service.decision_requests import DecisionsHandler, Outcomes
     from ava_server.service.record_requests import Request
@@ -94,7 +94,7 @@ async def open_service(
     person's approval or answer, and the runs are this process's own. `runs`: serve this user's runs; False for a short
     look.
     """
-    from ava_server.runs.mode import LOOKING, OWN_RUNS, SERVER
+    from ava_server.runs.owner.mode import LOOKING, OWN_RUNS, SERVER
     from ava_server.service.runtime import open_runtime
     from ava_server.service.service import Service
 
@@ -188,7 +188,7 @@ class SessionTransport:
             await self._runtime.store.wait_for_entry_after(after)
 
     async def needed_pin(self, shown: Sequence[Shown], words: str | None = None) -> PinFile | None:
-        from ava_server.runs.pending_questions import is_approval
+        from ava_server.runs.asking.pending_questions import is_approval
 
         if self._session.channel != "terminal":  # no person decides here, so none could give it
             return None
@@ -220,7 +220,7 @@ class SessionTransport:
     async def _start_worker(self) -> None:
         """Start a worker if runs belong to one on this machine: there may be no host."""
         from ava_server.core.background import WorkerProcesses
-        from ava_server.runs.mode import driver_of
+        from ava_server.runs.owner.mode import driver_of
 
         if driver_of(self._runtime.settings) != "the worker":
             return

@@ -79,7 +79,7 @@ from ava_server.service.record_requests import COSTS, SOURCE
 
 if TYPE_CHECKING:
     from ava_server.cli.records import Records
-    from ava_server.runs.costs import Attempt, Costs
+    from ava_server.runs.record.costs import Attempt, Costs
     from ava_server.service.fetch import FetchedBranch
     from ava_server.service.records import RunRecord
     from ava_server.service.sources import OpenedSource, SourceWindow
@@ -189,7 +189,7 @@ async def fetch_command(
     It checks the digest in the log, makes the branch, and changes no other branch, no checkout and no index.
     check_subagent does the same. Doing it again changes nothing.
     """
-    from ava_server.runs.travel import Travel
+    from ava_server.runs.coder.travel import Travel
     from ava_server.service.fetch import fetch_branch
 
     root, settings = checked_root("ava fetch", show=False), read_settings()

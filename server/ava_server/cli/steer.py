@@ -244,7 +244,7 @@ async def _resume(settings: Settings, run_id: str, force: bool, as_json: bool) -
 
 async def _take_over(runtime: Runtime, session: Session, run: RunRow, force: bool) -> None:
     """Resume the run, unless it is already running by itself. Raises Refused if it may not or cannot be resumed."""
-    from ava_server.runs.claims import NotResumed, resume_line
+    from ava_server.runs.record.claims import NotResumed, resume_line
 
     manager = runtime.manager
     line = await runtime.store.read(lambda view: resume_line(view, run) if not run.ended else None)

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.view import View
     from ava_server.render.run_view import RunView
-    from ava_server.runs.manager import Manager
-    from ava_server.runs.question_kinds import PendingQuestion
+    from ava_server.runs.asking.question_kinds import PendingQuestion
+    from ava_server.runs.owner.manager import Manager
     from ava_server.service.access import Session
     from ava_server.service.runtime import Runtime
     from ava_server.service.service import Service

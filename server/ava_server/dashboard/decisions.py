@@ -24,8 +24,8 @@ from ava_server.cli.terminal import YES
 from ava_server.config.settings import Settings
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label, state_words
-from ava_server.runs.lifecycle import awaited
-from ava_server.runs.question_kinds import PendingQuestion
+from ava_server.runs.asking.question_kinds import PendingQuestion
+from ava_server.runs.record.lifecycle import awaited
 from ava_server.service.decision_requests import OUTCOMES
 from ava_server.service.decision_requests import WAITING as WAITING_DECISIONS
 

@@ -19,7 +19,7 @@ from ava_server.approval.output_schema import check_schema, find_mismatch
 from ava_server.approval.requests import SpawnArgs, parse
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.models.json_text import deeper_than, fields_of
-from ava_server.runs.quotes import normalize
+from ava_server.runs.record.quotes import normalize
 
 SUITE = "suite.toml"
 """The one TOML file of a suite that is not a case."""

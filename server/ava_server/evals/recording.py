@@ -56,7 +56,7 @@ from ava_server.evals.case import (
     read_bytes,
     write_case,
 )
-from ava_server.runs.quotes import normalize
+from ava_server.runs.record.quotes import normalize
 
 F = TypeVar("F", bound=Fact)
 RECORDING_BYTES = 200_000_000

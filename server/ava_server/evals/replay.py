@@ -65,13 +65,13 @@ from ava_server.models.base import AssistantTurn, Request, ToolTurn, Turn, UserT
 from ava_server.models.clients import ClientPool
 from ava_server.models.json_text import fields_of
 from ava_server.models.selection import Choice
-from ava_server.runs.claims import Paused
-from ava_server.runs.context import ActiveRun, RunContext
-from ava_server.runs.history import History
-from ava_server.runs.loop import AgentRun
-from ava_server.runs.plan_time import PLAN_TIME_OVER
-from ava_server.runs.reservation import Planner, Reservations
-from ava_server.runs.result import RunResult
+from ava_server.runs.record.claims import Paused
+from ava_server.runs.record.history import History
+from ava_server.runs.record.plan_time import PLAN_TIME_OVER
+from ava_server.runs.record.result import RunResult
+from ava_server.runs.turn.context import ActiveRun, RunContext
+from ava_server.runs.turn.loop import AgentRun
+from ava_server.runs.turn.reservation import Planner, Reservations
 
 MOST_PAUSES = 10
 _FROM_OUTSIDE = (UserMessage, Answered)

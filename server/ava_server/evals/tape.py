@@ -56,16 +56,16 @@ from ava_server.models.base import (
 from ava_server.models.offline import LocalStream
 from ava_server.models.prices import Price, cost_micros
 from ava_server.models.wires.base import tool_use
-from ava_server.runs.changes import KeptChanges
-from ava_server.runs.coding import CodingWork
-from ava_server.runs.context import SecretInjection, SecretRefused
-from ava_server.runs.costs import turn_chars
-from ava_server.runs.history import History, Recipe
-from ava_server.runs.log import RunLog
-from ava_server.runs.loop import AgentRun
-from ava_server.runs.model_call import PAUSE_FROM_S
-from ava_server.runs.result import RunResult
-from ava_server.runs.run_tools import sources_of
+from ava_server.runs.coder.coding import CodingWork
+from ava_server.runs.journal.log import RunLog
+from ava_server.runs.record.changes import KeptChanges
+from ava_server.runs.record.costs import turn_chars
+from ava_server.runs.record.history import History, Recipe
+from ava_server.runs.record.result import RunResult
+from ava_server.runs.turn.context import SecretInjection, SecretRefused
+from ava_server.runs.turn.loop import AgentRun
+from ava_server.runs.turn.model_call import PAUSE_FROM_S
+from ava_server.runs.turn.run_tools import sources_of
 
 PAUSES = (RunPaused, Asked)
 TIME_OVER = "the time for tools is over"

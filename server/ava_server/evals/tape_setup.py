@@ -21,14 +21,14 @@ from ava_server.budget.run_config import RunConfig, Texts
 from ava_server.budget.user_limits import DayCaps
 from ava_server.evals.tape import Tape, TapeModel, TapeSearch, TapeSecrets, TapeTool
 from ava_server.models.selection import Choice
-from ava_server.runs.context import RunContext
-from ava_server.runs.extension import ExtensionLimits
-from ava_server.runs.folders import Place
-from ava_server.runs.history import History
-from ava_server.runs.questions import Ask
-from ava_server.runs.reservation import RATIO_MARGIN
-from ava_server.runs.resources import RunResources
-from ava_server.runs.setup import RunSetup
+from ava_server.runs.asking.extension import ExtensionLimits
+from ava_server.runs.asking.questions import Ask
+from ava_server.runs.record.history import History
+from ava_server.runs.turn.context import RunContext
+from ava_server.runs.turn.folders import Place
+from ava_server.runs.turn.reservation import RATIO_MARGIN
+from ava_server.runs.turn.resources import RunResources
+from ava_server.runs.turn.setup import RunSetup
 
 UNLIMITED = 10**15
 """What others spend of a day or a plan is not in a recording: where it stopped the run, the recording says so."""

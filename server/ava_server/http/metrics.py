@@ -58,7 +58,7 @@ from ava_server.budget.user_limits import day_cents, installation_scope, user_sc
 from ava_server.delivery import EngineState
 from ava_server.http.limits import error_response, forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App
-from ava_server.runs.submit import NAME as SUBMIT
+from ava_server.runs.record.submit import NAME as SUBMIT
 from ava_server.service.engines import WorkerFacts, engine_state, repeats_among, workers_among
 from ava_server.telemetry import provider_of
 

@@ -161,7 +161,7 @@ class App:
         for name in ("runtime", "service"):  # it is slow; the first call needs the service too
             await anyio.to_thread.run_sync(import_module, f"ava_server.service.{name}")
         from ava_audit.store.backend import Announcement
-        from ava_server.runs.mode import SERVER
+        from ava_server.runs.owner.mode import SERVER
         from ava_server.service.runtime import open_runtime
 
         settings = self._load()

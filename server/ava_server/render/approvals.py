@@ -24,7 +24,7 @@ from ava_server.approval.proposals import program_of, texts_of
 from ava_server.budget.run_config import caps_text, is_free
 from ava_server.core.ids import state_words
 from ava_server.render.plan_view import task_words
-from ava_server.runs.lifecycle import awaited
+from ava_server.runs.record.lifecycle import awaited
 
 CHANNELS: Mapping[str, str] = {
     **{channel: way.how for channel, way in WAYS.items()},

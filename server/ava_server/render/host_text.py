@@ -25,7 +25,7 @@ from ava_server.render.responses import (
     Untrusted,
 )
 from ava_server.render.result import Text, UntrustedText, artifact_text, printed, receipts_text
-from ava_server.runs.changes import changed_lines, changes_lines
+from ava_server.runs.record.changes import changed_lines, changes_lines
 
 INSTRUCTIONS = Path(__file__).with_name("instructions.txt").read_text("utf-8")
 """What the host's model is told about Ava at the handshake."""

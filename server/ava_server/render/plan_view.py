@@ -15,9 +15,9 @@ from ava_roles.wrap import clean, one_line
 from ava_server.approval.plain_text import task_excerpt
 from ava_server.budget.run_config import StepConfig, Texts, config_of
 from ava_server.render.state_look import LOOKS, StateLook, look_of
-from ava_server.runs.blockers import blocker_in
-from ava_server.runs.plan_moves import StepProgress
-from ava_server.runs.plan_state import all_rows, step_progress
+from ava_server.runs.owner.blockers import blocker_in
+from ava_server.runs.record.plan_moves import StepProgress
+from ava_server.runs.record.plan_state import all_rows, step_progress
 
 StepShown = Literal["waiting", "running", "done", "failed", "skipped"]
 RunShown = Literal["running", "queued", "waiting for a person", "done", "not done"]

@@ -118,21 +118,21 @@ class Result:
     @property
     def cut_short(self) -> bool:
         """Whether the run handed over no result, so that Ava collected what it had."""
-        from ava_server.runs.result import CUT_SHORT
+        from ava_server.runs.record.result import CUT_SHORT
 
         return any(caveat.text == CUT_SHORT for caveat in self.caveats)
 
     @property
     def nothing(self) -> bool:
         """Whether there was nothing to collect either."""
-        from ava_server.runs.result import NO_RESULT
+        from ava_server.runs.record.result import NO_RESULT
 
         return self.cut_short and self.summary.text == NO_RESULT and not self.output
 
     @property
     def caveats_beside_ending(self) -> list[UntrustedText]:
         """The caveats without the one that a sentence on the ending says already."""
-        from ava_server.runs.result import CUT_SHORT
+        from ava_server.runs.record.result import CUT_SHORT
 
         return [caveat for caveat in self.caveats if not self.ended or caveat.text != CUT_SHORT]
 
@@ -158,7 +158,7 @@ def result_of(run: RunAnswer) -> Result | None:
     if result is None:
         return None
     from ava_server.render.markdown import as_markdown  # these load what no start of a command needs
-    from ava_server.runs.changes import changed_lines, changes_lines
+    from ava_server.runs.record.changes import changed_lines, changes_lines
 
     findings, sources = _apart(findings_of(run, result.findings))
     ended, summary, handed_over = _why_it_ended(run), result.summary, result.output
@@ -210,7 +210,7 @@ def _why_it_ended(run: RunAnswer) -> str:
 
 def _apart(every: Iterable[FindingView]) -> tuple[list[FindingView], list[tuple[str, list[FindingView]]]]:
     """Return the findings that a subagent evaluated, and the other sources under their titles."""
-    from ava_server.runs.result import FOUND, LOOKED_AT
+    from ava_server.runs.record.result import FOUND, LOOKED_AT
 
     titles = {LOOKED_AT: "Opened, but not evaluated", FOUND: "Found by a search, but not read"}
     findings: list[FindingView] = []

@@ -38,14 +38,14 @@ from ava_server.core.ids import AGENT, label, state_words
 from ava_server.render.plan_view import PlanView, task_words, view_plan
 from ava_server.render.reasons import limit_words
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
-from ava_server.runs.blockers import blocker_in
-from ava_server.runs.claims import resume_line, waits_for_resume
-from ava_server.runs.lifecycle import awaited, is_held, pause_words, paused
-from ava_server.runs.pending_questions import OpenQuestions, asked_of
-from ava_server.runs.question_kinds import PendingQuestion
+from ava_server.runs.asking.pending_questions import OpenQuestions, asked_of
+from ava_server.runs.asking.question_kinds import PendingQuestion
+from ava_server.runs.owner.blockers import blocker_in
+from ava_server.runs.record.claims import resume_line, waits_for_resume
+from ava_server.runs.record.lifecycle import awaited, is_held, pause_words, paused
 
 if TYPE_CHECKING:
-    from ava_server.runs.manager import Manager
+    from ava_server.runs.owner.manager import Manager
 
 
 RESULTS_CHARS = 7_500

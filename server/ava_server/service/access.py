@@ -22,9 +22,9 @@ from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 from ava_server.core.ids import AGENT, parse_id, parse_run_id
 from ava_server.hosts import launching
 from ava_server.hosts.clients import ConnectedHost, client_of
-from ava_server.runs.claims import waits_for_resume
-from ava_server.runs.lifecycle import awaited
-from ava_server.runs.pending_questions import OpenQuestions
+from ava_server.runs.asking.pending_questions import OpenQuestions
+from ava_server.runs.record.claims import waits_for_resume
+from ava_server.runs.record.lifecycle import awaited
 
 if TYPE_CHECKING:
     from ava_server.approval.questions import PageOpener, Person, ProposalLinks

@@ -341,7 +341,7 @@ def restore(manifest: Manifest, source: Path, partial: Path, show: _Show) -> Res
 async def _hold_runs(root: Path) -> tuple[list[RunRow], list[RunRow]]:
     """Hold every unfinished run, and return these and the ones that wait for approval."""
     from ava_audit.store.store import Store
-    from ava_server.runs.claims import hold_all, waiting_runs
+    from ava_server.runs.record.claims import hold_all, waiting_runs
 
     async with Store.open(root, "") as store:  # wherever the backup's settings, or a variable, have the log
         return await store.do(hold_all), await store.read(waiting_runs)

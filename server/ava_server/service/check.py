@@ -34,9 +34,9 @@ from ava_server.render.run_view import (
     shown_state,
     view_run,
 )
-from ava_server.runs.lifecycle import paused
-from ava_server.runs.pending_questions import OpenQuestions
-from ava_server.runs.question_kinds import PendingQuestion, QuestionDecision
+from ava_server.runs.asking.pending_questions import OpenQuestions
+from ava_server.runs.asking.question_kinds import PendingQuestion, QuestionDecision
+from ava_server.runs.record.lifecycle import paused
 from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.current import others_words
 from ava_server.service.fetch import bring_to_repositories

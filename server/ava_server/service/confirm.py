@@ -22,8 +22,8 @@ from ava_server.budget.run_config import stored_caps
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, new_pairs, parse_id
 from ava_server.render.responses import Answer, ConfirmAnswer, OneDecision, answers_json
-from ava_server.runs.claims import NotResumed, resume_line
-from ava_server.runs.lifecycle import is_held
+from ava_server.runs.record.claims import NotResumed, resume_line
+from ava_server.runs.record.lifecycle import is_held
 from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.check import RunChecks, fit_runs
 from ava_server.service.client_approval import CONFIRM_AGAIN, NEXT_STEPS, ClientApprovals, not_started_next

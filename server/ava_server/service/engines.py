@@ -22,7 +22,7 @@ from ava_server.config.keys import find_key
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.delivery import DeliveryFailed, EnginePlace, EngineState, queues_for
 from ava_server.delivery.outbox import REPEATED
-from ava_server.runs.offers import REFUSED, STOPPING
+from ava_server.runs.owner.offers import REFUSED, STOPPING
 
 if TYPE_CHECKING:
     from ava_audit.store.backend import LiveInstance, LostInstance

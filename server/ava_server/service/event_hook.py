@@ -34,9 +34,9 @@ from ava_server.approval.proposals import made_under, texts_of
 from ava_server.budget.run_config import caps_text, config_of
 from ava_server.config.keys import key_variables
 from ava_server.core.own_program import checked_command, run_program
-from ava_server.runs.lifecycle import awaited
-from ava_server.runs.pending_questions import pending_question
-from ava_server.runs.question_kinds import PendingQuestion
+from ava_server.runs.asking.pending_questions import pending_question
+from ava_server.runs.asking.question_kinds import PendingQuestion
+from ava_server.runs.record.lifecycle import awaited
 
 log = logging.getLogger("ava.events")
 

@@ -21,8 +21,8 @@ from ava_server.budget.run_config import CAP_OF_FIELD, COST, RunConfig
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label
 from ava_server.core.threads import work_until
-from ava_server.runs.claims import resume_line
-from ava_server.runs.pending_questions import closed_question, pending_question
+from ava_server.runs.asking.pending_questions import closed_question, pending_question
+from ava_server.runs.record.claims import resume_line
 
 T = TypeVar("T")
 

@@ -24,9 +24,9 @@ from ava_server.approval.steps import PlannedStep, StepFaults
 from ava_server.budget.run_config import EarlierRun, ReusedRun, RunConfig, StepConfig, Texts, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
 from ava_server.core.ids import label
-from ava_server.runs.context import ConfigNotSupported
-from ava_server.runs.plan import PlanInputs, PlanLog, task_with_names
-from ava_server.runs.plan_state import ended_well, result_of, reused_rows
+from ava_server.runs.plan.plan import PlanInputs, PlanLog, task_with_names
+from ava_server.runs.record.plan_state import ended_well, result_of, reused_rows
+from ava_server.runs.turn.context import ConfigNotSupported
 from ava_server.service.access import Access, Operations
 from ava_server.service.record import CallContext
 

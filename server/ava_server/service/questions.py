@@ -18,8 +18,8 @@ from ava_server.approval.questions import PageOpener, PageQuestion, Person, Ques
 from ava_server.approval.requests import MessageArgs, parse
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
-from ava_server.runs.extension import extension_limits
-from ava_server.runs.pending_questions import (
+from ava_server.runs.asking.extension import extension_limits
+from ava_server.runs.asking.pending_questions import (
     OpenQuestions,
     PendingExtension,
     closed_question,
@@ -28,7 +28,7 @@ from ava_server.runs.pending_questions import (
     pending_question,
     pending_requests,
 )
-from ava_server.runs.question_kinds import Answer, Decider, PendingQuestion, QuestionDecision
+from ava_server.runs.asking.question_kinds import Answer, Decider, PendingQuestion, QuestionDecision
 from ava_server.service.access import Operations
 from ava_server.service.outcomes import ask_until, outcomes, until_decided
 

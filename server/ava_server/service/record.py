@@ -19,7 +19,7 @@ from ava_server.render.host_text import text_of
 from ava_server.render.plan_view import whole_plans
 from ava_server.render.responses import FAILED, Answer, CancelAnswer, CheckAnswer, ConfirmAnswer, LogAnswer
 from ava_server.render.run_view import Notice, carried
-from ava_server.runs.log import ms_since
+from ava_server.runs.journal.log import ms_since
 from ava_server.service.access import NOBODY, Access, Asking, News, Progress
 
 When = Literal["before", "with", "meanwhile", "after"]

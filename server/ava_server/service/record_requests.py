@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
     from ava_server.render.approvals import Decisions
     from ava_server.render.run_view import Processes, RunView
-    from ava_server.runs.costs import Costs
-    from ava_server.runs.manager import Manager
+    from ava_server.runs.owner.manager import Manager
+    from ava_server.runs.record.costs import Costs
     from ava_server.service.current import LogFacts, SelectedRun, TokenFacts
     from ava_server.service.records import CurrentViews, ListedRuns, RunDetail, RunDiff, RunRecord
     from ava_server.service.sources import OpenedSource
@@ -278,7 +278,7 @@ class RecordsHandler:
         return await self.store.read(query)
 
     async def costs(self, run_id: str) -> "Costs":
-        from ava_server.runs.costs import costs_of  # loads the settings and all roles' tools
+        from ava_server.runs.record.costs import costs_of  # loads the settings and all roles' tools
 
         def query(view: View) -> "Costs":
             run = self.run_in(view, run_id)
@@ -426,7 +426,7 @@ LISTED = Request("/runs", RecordsHandler.listed, f"{_RECORDS}:ListedRuns", ("id"
 CURRENT = Request("/runs", RecordsHandler.current, f"{_RECORDS}:CurrentViews")
 RECORD = Request("/runs/{run_id}", RecordsHandler.record, f"{_RECORDS}:RunRecord")
 DETAIL = Request("/runs/{run_id}/detail", RecordsHandler.detail, f"{_RECORDS}:RunDetail")
-COSTS = Request("/runs/{run_id}/costs", RecordsHandler.costs, "ava_server.runs.costs:Costs")
+COSTS = Request("/runs/{run_id}/costs", RecordsHandler.costs, "ava_server.runs.record.costs:Costs")
 DIFF = Request("/runs/{run_id}/diff", RecordsHandler.diff, f"{_RECORDS}:RunDiff")
 SOURCE = Request("/runs/{run_id}/sources/{number}", RecordsHandler.source, "ava_server.service.sources:OpenedSource")
 LOG = Request("/log", RecordsHandler.log, f"{__name__}:LogLines")

@@ -27,7 +27,7 @@ from ava_server.render.approvals import DECISIONS, RunDecision, decisions_in
 from ava_server.render.entries import Step, compact, recent_steps
 from ava_server.render.responses import RunAnswer
 from ava_server.render.run_view import Processes, ProcessesNow, RunView, run_answer, state_now, view_run
-from ava_server.runs.pending_questions import OpenQuestions
+from ava_server.runs.asking.pending_questions import OpenQuestions
 from ava_server.service.current import CurrentRuns, current_rows
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from ava_server.budget.run_config import config_of
 from ava_server.core.errors import BadInput
 from ava_server.render.responses import Answer, ConfirmAnswer, SpawnAnswer
 from ava_server.render.run_view import RunView, status_line, view_run
-from ava_server.runs.endings import ABANDONED_US
+from ava_server.runs.record.endings import ABANDONED_US
 from ava_server.service.access import Access, Operations
 from ava_server.service.questions import PersonQuestions
 

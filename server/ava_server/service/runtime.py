@@ -54,11 +54,11 @@ from ava_server.models.selection import choose, configured
 from ava_server.render.host_text import result_words
 from ava_server.render.responses import Untrusted
 from ava_server.render.run_view import ProcessesNow
-from ava_server.runs.activities import ActivityWatch
-from ava_server.runs.manager import Manager
-from ava_server.runs.mode import SERVER, Mode
-from ava_server.runs.resources import RunResources
-from ava_server.runs.setup import RunSetup
+from ava_server.runs.owner.activities import ActivityWatch
+from ava_server.runs.owner.manager import Manager
+from ava_server.runs.owner.mode import SERVER, Mode
+from ava_server.runs.turn.resources import RunResources
+from ava_server.runs.turn.setup import RunSetup
 from ava_server.service.engines import open_engine
 from ava_server.service.event_hook import desktop_program, run_event_hook
 

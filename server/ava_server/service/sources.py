@@ -25,8 +25,8 @@ from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import IN_PROCESS, label
 from ava_server.render.result import FindingView, finding_of
-from ava_server.runs.quotes import Span
-from ava_server.runs.sources import ReadSources, ReadText, SourcePassage
+from ava_server.runs.record.quotes import Span
+from ava_server.runs.record.sources import ReadSources, ReadText, SourcePassage
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings
@@ -301,7 +301,7 @@ def _compare_file(settings: Settings, run: RunRow, read: ReadText, owner: str) -
     try:
         if settings.paths.is_elsewhere(config.origin):
             return "unknown", _not_here("its folder is on another machine")
-        from ava_server.runs.workspace import open_workspace
+        from ava_server.runs.turn.workspace import open_workspace
 
         folder = Path(config.workspace)
         root = open_workspace(settings, folder, config.workspace_identity, run.user_id, owner=run.user_id == owner)

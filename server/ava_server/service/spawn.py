@@ -42,7 +42,7 @@ from ava_server.core.ids import label, new_pairs
 from ava_server.models.selection import OFFLINE, is_configured
 from ava_server.render.entries import named
 from ava_server.render.responses import Answer, Minutes, OneDecision, SpawnAnswer
-from ava_server.runs.context import ConfigNotSupported
+from ava_server.runs.turn.context import ConfigNotSupported
 from ava_server.service.access import Access, Answerer, Asking, Operations
 from ava_server.service.client_approval import ClientApprovals, not_started_next
 from ava_server.service.pages import PageDecisions

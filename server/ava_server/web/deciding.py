@@ -25,7 +25,7 @@ from ava_server.approval.summary import ATTENTION
 from ava_server.budget.run_config import COST, TIME, caps_text, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id, parse_run_id
-from ava_server.runs.pending_questions import is_approval
+from ava_server.runs.asking.pending_questions import is_approval
 from ava_server.service.pages import page_of
 from ava_server.service.service import Service, decide, refuse_changed
 from ava_server.web.context import PagePart, SignedOut, found_or_404, go_to, reader_of, signed_in, visitor_of

@@ -55,7 +55,7 @@ from ava_server.render.entries import (
 )
 from ava_server.render.reasons import reason_words
 from ava_server.render.run_view import is_carried
-from ava_server.runs.question_kinds import KINDS
+from ava_server.runs.asking.question_kinds import KINDS
 from ava_server.web.context import NotFound, PagePart, page, reader_of
 from ava_server.web.site import Visitor
 

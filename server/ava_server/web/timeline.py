@@ -38,8 +38,8 @@ from ava_server.render.entries import (
 from ava_server.render.reasons import reason_words
 from ava_server.render.run_view import is_carried
 from ava_server.render.turns import Part, Span, took_us
-from ava_server.runs.changes import describe_command
-from ava_server.runs.question_kinds import KINDS
+from ava_server.runs.asking.question_kinds import KINDS
+from ava_server.runs.record.changes import describe_command
 
 Order = Literal["newest", "oldest"]
 

@@ -27,7 +27,7 @@ from ava_audit.entries import Entry
 from ava_audit.events import AssistantMessage, RunClaimed, RunEnded
 from ava_audit.units import US_PER_S, now_us
 from ava_audit.view import View
-from ava_server.runs.claims import waits_for_resume
+from ava_server.runs.record.claims import waits_for_resume
 from support import owner
 from support.model_server import Gate, Say, Step, run_model_server
 from support.runtime import PRICED, Lab, check_budgets, check_requests, open_lab

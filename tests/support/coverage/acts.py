@@ -378,7 +378,7 @@ async def take_over_runs(tmp: Path, server: ModelServer) -> None:
         assert answer.status == "cancelled"
         control = lab.runtime.manager.control
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ava_server.runs.endings.ABANDONED_US", 0)
+            patch.setattr("ava_server.runs.record.endings.ABANDONED_US", 0)
             assert await control.end_overdue(given_up, frozenset(str(run.instance) for run in left))
         asked = await lab.call("confirm_spawn", pending_ids=[resumed])
         answer = await lab.call("confirm_spawn", pending_ids=[resumed], approving=asked.approval_lines)

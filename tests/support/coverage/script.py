@@ -10,7 +10,7 @@ from typing import Any
 
 from ava_roles.tools.registry import builtin_tools, tool_specs
 from ava_server.budget.run_config import RUN_TOOLS
-from ava_server.runs.submit import NAME as SUBMIT
+from ava_server.runs.record.submit import NAME as SUBMIT
 from support.hosts.extensions import keep_noting, note
 from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events
 from support.runtime import hand_over, submit

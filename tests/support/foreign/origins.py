@@ -9,8 +9,8 @@ from ava_audit.events import Asked, Channel, Fact, ToolResult, UserMessage
 from ava_roles.tool import Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
 from ava_roles.wrap import wrap_tool_output
 from ava_server.approval.decide import PersonAnswer, Shown
-from ava_server.runs.history import History
-from ava_server.runs.origins import Origins
+from ava_server.runs.origins.origins import Origins
+from ava_server.runs.record.history import History
 from ava_server.service.access import Session, ignore_progress
 from ava_server.service.service import Service, decide
 from support.foreign.servers import stdio_server

@@ -17,10 +17,10 @@ from ava_server.approval.proposals import SpawnLimits
 from ava_server.budget.user_limits import DayCaps
 from ava_server.config.settings import Limits
 from ava_server.core.data_root import os_user
-from ava_server.runs.endings import cancel as cancel_run
-from ava_server.runs.extension import ExtensionLimits
-from ava_server.runs.pending_questions import asked_of, decide_question, pending_question
-from ava_server.runs.question_kinds import Decider
+from ava_server.runs.asking.extension import ExtensionLimits
+from ava_server.runs.asking.pending_questions import asked_of, decide_question, pending_question
+from ava_server.runs.asking.question_kinds import Decider
+from ava_server.runs.record.endings import cancel as cancel_run
 from support.hosts.elicitation import Answering
 
 PERSON = Who("sess-elsewhere", "person", os_user())

@@ -10,9 +10,9 @@ import anyio
 from ava_audit.events import Channel, Who
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Command, Store
-from ava_server.runs.extension import extension_limits
-from ava_server.runs.pending_questions import PendingExtension, decide_question
-from ava_server.runs.question_kinds import Decider, QuestionDecision
+from ava_server.runs.asking.extension import extension_limits
+from ava_server.runs.asking.pending_questions import PendingExtension, decide_question
+from ava_server.runs.asking.question_kinds import Decider, QuestionDecision
 from ava_server.service.access import Session
 from ava_server.service.service import Service
 from support.hosts.elicitation import Host

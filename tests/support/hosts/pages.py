@@ -31,9 +31,9 @@ from ava_server.budget.user_limits import DayCaps
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import Limits
 from ava_server.core.data_root import DataRoot, os_user
-from ava_server.runs.extension import ExtensionLimits
-from ava_server.runs.pending_questions import decide_question
-from ava_server.runs.question_kinds import Decider
+from ava_server.runs.asking.extension import ExtensionLimits
+from ava_server.runs.asking.pending_questions import decide_question
+from ava_server.runs.asking.question_kinds import Decider
 from support.hosts.elicitation import Host, Person, approval, decline
 from support.hosts.extensions import CAP, keep_noting
 from support.model_server import Script

@@ -20,7 +20,7 @@ import pytest
 
 from ava_audit.events import AssistantMessage, Event, Fence, RunClaimed, Who
 from ava_audit.store.locks import WriteLock
-from ava_server.runs.mode import SERVER
+from ava_server.runs.owner.mode import SERVER
 from support.log import child
 from support.model_server import Gate, ModelServer
 from support.runtime import Lab, open_lab, wait_for

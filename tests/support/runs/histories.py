@@ -20,7 +20,7 @@ from ava_audit.events import (
 from ava_server.models import tokens
 from ava_server.models.wires.base import tool_use
 from ava_server.models.wires.chat import assistant_message, message
-from ava_server.runs.history import History, Recipe
+from ava_server.runs.record.history import History, Recipe
 
 
 def run_start() -> RunStarted:

@@ -16,8 +16,8 @@ from ava_audit.entries import Entry
 from ava_audit.events import Event, SpawnDecided, SpawnProposed, Who
 from ava_audit.rows import RunRow
 from ava_server.budget.user_limits import Slots
-from ava_server.runs import claims
-from ava_server.runs.claims import NotResumed, claim
+from ava_server.runs.record import claims
+from ava_server.runs.record.claims import NotResumed, claim
 from support import owner
 from support.logs.cutting import all_entries
 from support.model_server import Gate, ModelServer, Say, run_model_server

@@ -8,7 +8,17 @@ from dataclasses import dataclass, field, replace
 
 from ava_server.budget.run_config import RunConfig, Source, StepConfig
 from ava_server.models.prices import Price
-from ava_server.runs.plan_moves import Cancel, Change, Finish, PlanState, Room, Start, StepProgress, StepRun, next_moves
+from ava_server.runs.record.plan_moves import (
+    Cancel,
+    Change,
+    Finish,
+    PlanState,
+    Room,
+    Start,
+    StepProgress,
+    StepRun,
+    next_moves,
+)
 
 MOST_WAITING = 5
 SLOTS = 4

@@ -8,10 +8,10 @@ import anyio
 
 from ava_audit.rows import RunRow
 from ava_roles.tool import Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
-from ava_server.runs.context import RunContext
-from ava_server.runs.history import History
-from ava_server.runs.resources import RunResources
-from ava_server.runs.setup import RunSetup
+from ava_server.runs.record.history import History
+from ava_server.runs.turn.context import RunContext
+from ava_server.runs.turn.resources import RunResources
+from ava_server.runs.turn.setup import RunSetup
 from support.runtime import Lab
 
 

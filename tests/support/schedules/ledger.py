@@ -1,6 +1,6 @@
 """What budgets and ownership must come to, kept by a test beside the product: plain sums, none of its code.
 
-Here too: what a command does to a run, compared with the table of transitions (`runs/lifecycle.py`).
+Here too: what a command does to a run, compared with the table of transitions (`runs/record/lifecycle.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,15 @@ from datetime import UTC, datetime
 from ava_audit.events import Event, Fact
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.view import View
-from ava_server.runs.lifecycle import OPTIONAL, TRANSITIONS, Cause, Situation, Transition, situation, transition
+from ava_server.runs.record.lifecycle import (
+    OPTIONAL,
+    TRANSITIONS,
+    Cause,
+    Situation,
+    Transition,
+    situation,
+    transition,
+)
 
 
 @dataclass

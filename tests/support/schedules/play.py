@@ -41,19 +41,19 @@ from ava_server.config.settings import Limits
 from ava_server.models.base import Bound, Completion, Request
 from ava_server.models.offline import LocalModel, complete
 from ava_server.models.prices import Price, reserve_micros
-from ava_server.runs import extension
-from ava_server.runs.claims import NotResumed, claim, pause, resume
-from ava_server.runs.clock import RunClock
-from ava_server.runs.context import ActiveRun, RunContext
-from ava_server.runs.endings import cancel, end_for_owner, end_overdue, ending_events
-from ava_server.runs.extension import ExtensionLimits, Shortage, extension_request
-from ava_server.runs.history import History
-from ava_server.runs.lifecycle import Cause
-from ava_server.runs.log import RunLog
-from ava_server.runs.model_call import ModelCalls
-from ava_server.runs.pending_questions import asked_of, decide_question
-from ava_server.runs.question_kinds import Decider
-from ava_server.runs.result import RunResult, build_result
+from ava_server.runs.asking import extension
+from ava_server.runs.asking.extension import ExtensionLimits, Shortage, extension_request
+from ava_server.runs.asking.pending_questions import asked_of, decide_question
+from ava_server.runs.asking.question_kinds import Decider
+from ava_server.runs.journal.clock import RunClock
+from ava_server.runs.journal.log import RunLog
+from ava_server.runs.record.claims import NotResumed, claim, pause, resume
+from ava_server.runs.record.endings import cancel, end_for_owner, end_overdue, ending_events
+from ava_server.runs.record.history import History
+from ava_server.runs.record.lifecycle import Cause
+from ava_server.runs.record.result import RunResult, build_result
+from ava_server.runs.turn.context import ActiveRun, RunContext
+from ava_server.runs.turn.model_call import ModelCalls
 from support.databases import POSTGRES, empty_databases, write_config
 from support.schedules.ledger import Call, Ledger, Run, RunBefore, compare, fact_types, run_before
 from support.schedules.store_process import ProcessStore, StoreProcess

@@ -31,14 +31,14 @@ from ava_server.budget.caps import CapRequest, reserve, settle_unknown
 from ava_server.budget.run_config import RunConfig, Texts, digest
 from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.config.settings import Limits
-from ava_server.runs.claims import claim, hold, pause, resume
-from ava_server.runs.endings import cancel, end_for_owner, end_overdue, ending_events
-from ava_server.runs.extension import ExtensionLimits
-from ava_server.runs.history import History
-from ava_server.runs.lifecycle import Cause, Situation, transition
-from ava_server.runs.pending_questions import asked_of, decide_question
-from ava_server.runs.question_kinds import Decider
-from ava_server.runs.result import RunResult, build_result
+from ava_server.runs.asking.extension import ExtensionLimits
+from ava_server.runs.asking.pending_questions import asked_of, decide_question
+from ava_server.runs.asking.question_kinds import Decider
+from ava_server.runs.record.claims import claim, hold, pause, resume
+from ava_server.runs.record.endings import cancel, end_for_owner, end_overdue, ending_events
+from ava_server.runs.record.history import History
+from ava_server.runs.record.lifecycle import Cause, Situation, transition
+from ava_server.runs.record.result import RunResult, build_result
 from support.schedules.ledger import RunBefore, compare, fact_types, run_before
 from support.schedules.play import config
 

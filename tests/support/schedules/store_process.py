@@ -25,7 +25,7 @@ import anyio
 import anyio.to_thread
 
 from ava_audit.store.store import Command, Query, Store
-from ava_server.runs.submit import Hide, hide_shapes
+from ava_server.runs.record.submit import Hide, hide_shapes
 
 T = TypeVar("T")
 _LENGTH = struct.Struct(">Q")

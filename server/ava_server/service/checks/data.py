@@ -22,7 +22,7 @@ from ava_server.config.pin import PinFile
 from ava_server.core.data_root import DataRoot, has_log
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import is_own
-from ava_server.runs.mode import driver_of
+from ava_server.runs.owner.mode import driver_of
 from ava_server.service.checks import CheckFinding, Setup, from_error, nearest_folder
 
 if TYPE_CHECKING:

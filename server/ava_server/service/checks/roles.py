@@ -213,7 +213,7 @@ def servers(setup: Setup, *, remote: bool = False) -> Iterator[CheckFinding]:
     if settings is None or not settings.mcp_servers or root is None:
         return
     from ava_server.approval.scope import sandbox_here
-    from ava_server.runs.run_tools import McpServers
+    from ava_server.runs.turn.run_tools import McpServers
 
     foreign = McpServers(settings, lambda: read_secrets(root.secrets_file), lambda: sandbox_here(settings))
     names = [name for name, entry in foreign.entries.items() if (entry.url is not None) == remote]

@@ -1,0 +1,105 @@
+"""What a worker was given by an engine: each offer is claimed as any other run, and answered by what the log says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import anyio
+
+from ava_audit.rows import RUNNING, RunRow
+from ava_audit.store.backend import Membership
+from ava_server.runs.record.lifecycle import paused
+
+
+def may_forget(run: RunRow | None, instance: str, now_us: int) -> bool | None:
+    """Return whether the message for a run may be forgotten; None while this instance has the run.
+
+    It may when the run has ended, or waits and will be delivered again. It may not while another instance has the run:
+    that one may die, and this message may be the one that brings the run to the next.
+    """
+    if run is None or run.ended or paused(run, now_us):
+        return True
+    if run.state == RUNNING and run.instance == instance:
+        return None
+    return False
+
+
+REFUSED = "refused"
+"""What a worker tells others: how many offers it has refused because another one has the run."""
+
+
+STOPPING = "stopping"
+"""What a worker tells others that takes nothing more."""
+
+
+@dataclass
+class _Offer:
+    """A run that an engine has given; once `answered`, `may_forget` says whether its message is done with."""
+
+    answered: anyio.Event = field(default_factory=anyio.Event)
+    may_forget: bool = False
+
+
+class Offers:
+    """The runs that an engine has given to this process: the `Body` of its delivery.
+
+    Attributes:
+        settled_s: Until when nothing new is looked at, on anyio's clock.
+        leaving: This process is being stopped, and takes nothing more.
+        refused: How many offers were refused because another instance has the run.
+    """
+
+    def __init__(self, wake: Callable[[], None], membership: Membership) -> None:
+        self.settled_s = float("-inf")
+        self.leaving = False
+        self.refused = 0
+        self.wake = wake
+        self._membership = membership
+        self._offers: dict[str, _Offer] = {}
+
+    def is_alive(self) -> bool:
+        return self._membership.holds()
+
+    def takes_runs(self) -> bool:
+        return not self.leaving and self.is_alive()
+
+    async def __call__(self, run_id: str) -> bool:
+        """Offer a run to the manager's next look at the log, and return whether its message may be forgotten.
+
+        Two calls for the same run share one offer. While this process is being stopped, a message is never forgotten.
+        """
+        if self.leaving:
+            return False
+        offer = self._offers.setdefault(run_id, _Offer())
+        self.wake()
+        await offer.answered.wait()
+        return offer.may_forget
+
+    def stop_taking(self) -> None:
+        """Take nothing more, and tell so; the next look answers what is open, and runs that go on keep their offers."""
+        self.leaving = True
+        self._membership.tell({STOPPING: True})
+
+    def leave(self) -> None:
+        """Take nothing more, and give back what is open: no look will answer it."""
+        self.stop_taking()
+        for offer in self._offers.values():
+            offer.answered.set()
+        self._offers.clear()
+
+    def open(self) -> frozenset[str]:
+        """Return the runs that were offered and not answered."""
+        return frozenset(self._offers)
+
+    def answer(self, run: RunRow | None, run_id: str, now_us: int) -> None:
+        """Answer an offer that this process does not drive, unless it will drive it again."""
+        forget = may_forget(run, self._membership.name, now_us)
+        if forget is None and not self.leaving:
+            return
+        if run is not None and run.state == RUNNING and run.instance != self._membership.name:
+            self.refused += 1
+            self._membership.tell({REFUSED: self.refused})
+        offer = self._offers.pop(run_id)
+        offer.may_forget = bool(forget)
+        offer.answered.set()

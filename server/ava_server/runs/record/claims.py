@@ -1,0 +1,350 @@
+"""Taking, pausing and resuming runs, as commands of the log.
+
+The commands are pure, and the store runs each as one transaction. Each asks `lifecycle.transition` first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ava_audit.events import (
+    Asked,
+    AssistantMessage,
+    Channel,
+    ClaimReason,
+    CostUpdate,
+    Event,
+    Fence,
+    RunClaimed,
+    RunPaused,
+    RunResumed,
+    Who,
+)
+from ava_audit.rows import HELD_UNTIL_US, QUEUED, RUNNING, UNENDED, WAITING, RunRow
+from ava_audit.units import format_usd
+from ava_audit.view import Command, Outcome, View, loads
+from ava_server.approval.plain_text import normalize_typography
+from ava_server.approval.proposals import SpawnLimits, day_refusal, day_unspent, texts_of
+from ava_server.approval.shown import approval_line
+from ava_server.budget.caps import in_flight_purpose, settle_unknown
+from ava_server.budget.run_config import config_of
+from ava_server.budget.user_limits import Slots
+from ava_server.core.ids import AGENT, label
+from ava_server.runs.record.active_time import active_us_of, seen_after
+from ava_server.runs.record.lifecycle import (
+    Cause,
+    Situation,
+    agent_of,
+    is_held,
+    pause_words,
+    situation,
+    transition,
+)
+from ava_server.runs.record.plan_time import plan_busy_us
+
+TAKEOVER_WITHIN_US = 30 * 60 * 1_000_000
+"""A server takes over an interrupted run by itself within 30 minutes; after that a person has to resume it."""
+LOST_SHARE = 0.5
+"""The share of a run's cost cap that lost calls may use before a person has to resume the run."""
+OWNERS_LOST = 3
+"""Owners in a row that may end without a step of a run, before a person has to resume it."""
+HELD_WHY = "restored or imported; it continues when a person resumes it"
+
+
+# -- taking a run -----------------------------------------------------------------------------------------------------
+
+
+def claim(
+    run_id: str,
+    instance: str,
+    who: Who,
+    gone: frozenset[str],
+    slots: Slots,
+    *,
+    why_with_host: str = "",
+    seen_us: int | None = None,
+) -> Command[RunRow | str]:
+    """Claim a run for an instance, or return why not; a claim raises the run's generation.
+
+    A call that the last owner left in flight is settled as unknown in the same transaction. The returned row is the run
+    as it was before the claim.
+
+    `who`: the session under which the claim is written; its user is the run's. `gone`: instances whose locks were found
+    free. `slots`: how many runs may be running; those of instances that are gone do not count. `why_with_host`: why it
+    ends with its host, although it was approved to outlive it; empty where that is not so. `seen_us`: when the last
+    owner was last seen at work, in microseconds UTC.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[RunRow | str]:
+        run = view.run(run_id)
+        if run is None:  # nothing has run yet: its proposal waits, or was refused
+            return Outcome(_OVER_OR_PROPOSED)
+        now_is = situation(run, now_us, gone=gone, instance=instance)
+        if transition(run, "claim", now_is) is None:
+            return Outcome(_why_not_claimed(run, now_is))
+        if not run.is_plan:  # a plan itself takes no slot: each of its runs does
+            why_full = slots.full(view.running(gone, but=run_id), run.user_id)
+            if why_full:
+                return Outcome(why_full)
+        agent = Who(who.session_id, run.id, run.user_id, parent_agent_id=AGENT)
+        settled = settle_unknown(run, agent, purpose=in_flight_purpose(view, run))
+        worked_until_us = seen_after(run, seen_us, now_us)
+        claimed = claim_event(run, instance, agent, _claim_reason(run), worked_until_us, why_with_host)
+        return Outcome(run, (*settled, claimed))
+
+    return command
+
+
+_OVER_OR_PROPOSED = "it has ended or waits for approval"
+
+
+def _why_not_claimed(run: RunRow, now_is: Situation) -> str:
+    if now_is == "waiting":
+        return pause_words(run) if run.waits_for == "provider" else "it waits for a person"
+    if now_is == "running elsewhere":
+        return f"instance {run.instance} has it"
+    return _OVER_OR_PROPOSED
+
+
+def _claim_reason(run: RunRow) -> ClaimReason:
+    if run.generation == 0:
+        return "start"
+    return "resume" if run.state == QUEUED else "takeover"
+
+
+def claim_event(
+    run: RunRow, instance: str, who: Who, reason: ClaimReason, seen_us: int | None, why_with_host: str = ""
+) -> Event:
+    """Return the entry that makes an instance the owner of a run."""
+    generation = run.generation + 1
+    fact = RunClaimed(instance=instance, generation=generation, reason=reason, with_host=why_with_host, seen_us=seen_us)
+    return Event(who, fact, run_id=run.id)
+
+
+def waits_for_resume(view: View, run: RunRow, now_us: int) -> bool:
+    """Tell whether an interrupted run continues only when a person resumes it.
+
+    It was interrupted too long ago, lost calls have used too much of its cost cap, or its owners end at the same step
+    again and again. A call is lost when its owner ends; such owners would use up the rest of the cap.
+    """
+    if run.cancel_seq is not None:  # whoever takes it over only ends it
+        return False
+    if run.is_plan:
+        return _plan_waits_for_resume(view, run, now_us)
+    if (run.last_us or 0) <= now_us - TAKEOVER_WITHIN_US:
+        return True
+    if _owners_lost(view, run) >= OWNERS_LOST:
+        return True
+    cap = int(loads(run.config).get("max_cost_micros", 0))  # a newer program may have written the rest
+    most = LOST_SHARE * cap
+    in_flight = sum(int(call["micros"]) for call in run.calls_in_flight)
+    if not 0 < most <= run.cost_micros + in_flight:
+        return False
+    return lost_micros(view, run) + in_flight >= most
+
+
+def _plan_waits_for_resume(view: View, plan: RunRow, now_us: int) -> bool:
+    steps = loads(plan.config).get("steps", ())
+    if all(step.get("run") for step in steps):  # it starts nothing any more
+        return False
+    states = {row.state for row in view.step_runs(plan.id) if not row.ended}
+    if states and RUNNING not in states:  # its runs wait: to look after them costs nothing
+        return False
+    last_us = max(plan.last_us or 0, plan_busy_us(view, plan))
+    return last_us <= now_us - TAKEOVER_WITHIN_US
+
+
+def _owners_lost(view: View, run: RunRow) -> int:
+    """Return how many owners have ended without a step of the run, since its last one or since a person resumed it."""
+    own = "(generation IS NOT NULL OR type = 'RunResumed')"
+    ((last,),) = view.select(f"SELECT coalesce(max(seq), 0) FROM events WHERE run_id = ? AND {own}", run.id)  # noqa: S608
+    return len(view.entries(run.id, int(last), ("RunClaimed",)))
+
+
+def lost_micros(view: View, run: RunRow) -> int:
+    """Return what is booked for a run's lost calls since a person last resumed it, in micro-USD."""
+    lost: dict[tuple[int | None, int | None], int] = {}
+    for entry in view.entries(run.id, 0, ("CostUpdate", "AssistantMessage", "RunResumed")):
+        match entry.fact:
+            case CostUpdate(settlement="unknown") as settled:
+                lost[settled.turn, settled.attempt] = entry.cost_micros or 0
+            case AssistantMessage() as said:
+                lost.pop((said.turn, said.attempt), None)
+            case RunResumed():
+                lost.clear()
+            case _:
+                pass
+    return sum(lost.values())
+
+
+# -- pausing ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Paused:
+    """The run is to wait without a slot, and its clock is to stop: for its provider, or for a person's answer.
+
+    Attributes:
+        fact: What is recorded, without the active time.
+    """
+
+    fact: RunPaused | Asked
+
+
+def pause(fence: Fence, who: Who, fact: RunPaused | Asked) -> Command[bool]:
+    """Return the run to the queue for a while, under its owner's claim; False where somebody has asked for its end."""
+
+    def command(view: View, _now_us: int) -> Outcome[bool]:
+        run = view.run(fence.run_id)
+        # The fence checks that the run's owner writes this.
+        if run is None or transition(run, "wait", "running here") is None:
+            return Outcome(False)
+        return Outcome(True, (Event(who, fact, fence=fence),))
+
+    return command
+
+
+def hold(run_id: str, gone: frozenset[str]) -> Command[bool]:
+    """Hold an unfinished run of a restored data root until a person resumes it; False where nothing is to be held."""
+
+    def command(view: View, now_us: int) -> Outcome[bool]:
+        run = view.run(run_id)
+        if run is None or transition(run, "wait", situation(run, now_us, gone=gone)) is None:
+            return Outcome(False)
+        fact = RunPaused(not_before_us=HELD_UNTIL_US, why=HELD_WHY, active_us=active_us_of(run))
+        return Outcome(True, (Event(agent_of(run), fact, run_id=run.id),))
+
+    return command
+
+
+def hold_all(view: View, now_us: int) -> Outcome[list[RunRow]]:
+    """Hold every unfinished run of a log that was restored or imported, and return these runs.
+
+    None of the instances that the log names is alive here: they worked elsewhere.
+    """
+    rows = [row for row in view.runs(states=UNENDED, limit=-1) if row.state != WAITING]
+    gone = frozenset(row.instance for row in rows if row.instance is not None)
+    held: list[RunRow] = []
+    events: list[Event] = []
+    for row in rows:
+        outcome = hold(row.id, gone)(view, now_us)
+        events += outcome.events
+        if outcome.value:
+            held.append(row)
+    return Outcome(held, tuple(events))
+
+
+def waiting_runs(view: View) -> list[RunRow]:
+    return view.runs(states=(WAITING,), limit=-1)
+
+
+# -- resuming ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NotResumed:
+    """Why a run was not resumed; `line` is the right approval line where another one was given."""
+
+    why: str
+    line: str | None = None
+
+
+def resume_line(view: View, run: RunRow) -> str | None:
+    """Return the line that approves an interrupted run's resumption; None where what was approved cannot be read."""
+    texts = texts_of(view, run)
+    try:
+        config = config_of(run.config)
+    except ValueError:  # a newer Ava wrote it
+        return None
+    if texts is None:
+        return None
+    line = f"{approval_line(config, texts)}, resumed"
+    if config.free:
+        return line
+    in_flight = sum(int(call["micros"]) for call in run.calls_in_flight)  # they count with their worst case
+    left = config.max_cost_micros - run.cost_micros - in_flight
+    return f"{line} with {format_usd(max(left, 0))} left"
+
+
+def resume(
+    run_id: str,
+    who: Who,
+    channel: Channel,
+    gone: frozenset[str],
+    limits: SpawnLimits,
+    *,
+    line: str | None = None,
+    force: bool = False,
+    anyones: bool = False,
+    seen_us: int | None = None,
+) -> Command[RunRow | NotResumed]:
+    """Queue an interrupted or held run again; the next server that can run it claims it.
+
+    The run's generation rises, so that its old owner can no longer write. A call in flight is settled as unknown in the
+    same transaction.
+
+    `gone`: instances whose locks were found free. `limits`: the limits on approvals: a used-up day refuses a resume
+    too. `line`: the argument `approving`; None where a person resumes it in a terminal, with the line on the screen.
+    `force`: take it also from a live owner that is stopped or hangs. `seen_us`: when the owner
+    was last seen at work.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[RunRow | NotResumed]:
+        run = view.run(run_id)
+        if run is None or not (anyones or run.user_id == who.user_id):
+            return Outcome(NotResumed(f"no subagent {run_id} of yours is known"))
+        where = situation(run, now_us, gone=gone)
+        cause: Cause = "force resume" if force else "resume"
+        if transition(run, cause, where) is None:
+            return Outcome(NotResumed(_why_not_resumed(run, where)))
+        expected = resume_line(view, run)
+        if expected is None:
+            if texts_of(view, run) is None:
+                return Outcome(NotResumed(f"the task of {label(run)} was erased, so it cannot be resumed"))
+            return Outcome(NotResumed(f"a newer Ava has proposed {label(run)}, so it cannot be resumed with this one"))
+        if line is not None and normalize_typography(line) != normalize_typography(expected):
+            return Outcome(NotResumed("`approving` is not, letter for letter, the line of this resume", expected))
+        if not config_of(run.config).free:
+            why = day_refusal(day_unspent(view, run.user_id, limits, now_us))
+            if why:
+                return Outcome(NotResumed(why))
+        is_forced = not is_held(run) and run.instance not in gone
+        fact = RunResumed(channel=channel, force=is_forced, seen_us=seen_after(run, seen_us, now_us))
+        events = list(_resume_events(view, run, who, fact))
+        if run.is_plan:
+            events += _resume_steps(view, run, who, channel, gone, now_us)
+        return Outcome(run, tuple(events))
+
+    return command
+
+
+def _resume_events(view: View, run: RunRow, who: Who, fact: RunResumed) -> Iterator[Event]:
+    """Yield the entries that resume a run; a call in flight is settled as unknown first."""
+    yield from settle_unknown(run, agent_of(run), purpose=in_flight_purpose(view, run))
+    yield Event(who, fact, run_id=run.id)
+
+
+def _resume_steps(
+    view: View, plan: RunRow, who: Who, channel: Channel, gone: frozenset[str], now_us: int
+) -> Iterator[Event]:
+    """Yield the entries that resume the runs of a plan that nobody works on: its approval covers all of them."""
+    for row in view.plan_runs(plan.id):
+        if transition(row, "resume", situation(row, now_us, gone=gone)) is not None:
+            yield from _resume_events(view, row, who, RunResumed(channel=channel))
+
+
+def _why_not_resumed(run: RunRow, where: Situation) -> str:
+    match where:
+        case "ended":
+            return f"{label(run)} has ended ({run.state}); propose it again"
+        case "proposed" | "expired":
+            return f"{label(run)} has not started: {run.pending_id} waits for approval"
+        case "waiting" if run.waits_for == "more":
+            return f"{label(run)} waits for a person's answer: `ava approve {run.id}`"
+        case "waiting" if run.waits_for == "answer":
+            return f"{label(run)} waits for an answer to its question; `ava show {run.id}` has both, to answer it"
+        case "queued" | "waiting":
+            return f"{label(run)} is queued and starts by itself as soon as it can"
+        case _:
+            return f"{label(run)} is running: instance {run.instance} owns it and is alive"

@@ -1,0 +1,370 @@
+"""The costs of a run explained: each attempt, the tool outputs that were sent again and again, and who set its caps.
+
+A view of the run's entries and the changes of settings. The figures come from header columns and from facts outside the
+transcript, so they stay when a run's content is erased; what a tool output cost does not stay.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ava_audit.entries import Entry
+from ava_audit.events import (
+    Answered,
+    CostReserved,
+    CostUpdate,
+    SettingsChanged,
+    Settlement,
+    SpawnDecided,
+    SpawnProposed,
+    ToolCall,
+    ToolResult,
+    Usage,
+)
+from ava_audit.rows import PlanCaps, RunRow
+from ava_audit.units import micros_from_cents
+from ava_roles.errors import RolesError
+from ava_roles.role import parse_role
+from ava_server.approval.channels import WAYS
+from ava_server.budget.run_config import CAPS, COST, TIME, RunConfig, config_of
+from ava_server.config.settings import Configured, limits_of
+from ava_server.models.base import AssistantTurn, ToolTurn, Turn, UserTurn
+from ava_server.models.prices import COST_PARTS, Price, nanos_of, rate_for
+from ava_server.runs.record.history import History, Recipe
+
+_DAYS = ("limits.user_daily_cents", "limits.installation_daily_cents")
+
+
+@dataclass(frozen=True)
+class CapNote:
+    """Who raised or lowered a cap, and when (microseconds UTC)."""
+
+    at_us: int
+    text: str
+
+
+def cap_notes(
+    run: RunRow, config: RunConfig, entries: Iterable[Entry], changed: Iterable[Entry], plan: PlanCaps | None
+) -> list[CapNote]:
+    """Return who raised or lowered a cap of a run, oldest first, and what its plan may cost; see `costs_of`."""
+    notes: list[CapNote] = []
+    if plan is not None:
+        clock = f" and {TIME.text(plan.timeout_s)}" if plan.timeout_s is not None else ""
+        most = f"at most {COST.text(plan.cap_micros)}{clock}"
+        notes.append(CapNote(plan.created_us, f"the plan {plan.id} set {most} for all of its runs at its approval"))
+    for entry in entries:
+        match entry.fact:
+            case SpawnProposed() as proposed:
+                notes += _at_the_proposal(entry, RunConfig.model_validate(proposed.config))
+            case SpawnDecided(decision="approved") as decided:
+                how = f"at the approval {WAYS[decided.channel].where}" if decided.channel else "at the approval"
+                notes += _changes(entry, decided.changes, "lowered", how, free=config.free)
+            case Answered(for_more=True) as decided:
+                where = WAYS[decided.channel].where
+                notes += _changes(entry, decided.changes, "raised", f"by a person near the cap, {where}")
+            case _:
+                pass
+    if not config.free:
+        notes += _days(run, config, changed)
+    return sorted(notes, key=lambda note: note.at_us)
+
+
+def _at_the_proposal(entry: Entry, config: RunConfig) -> list[CapNote]:
+    """Return the caps that the call asked for in place of the role's, and which of them were lowered to a hard cap."""
+    notes = [CapNote(entry.ts_us, note) for note in config.clamped]
+    try:
+        role = parse_role(config.role_text, config.role_source, config.role)
+    except RolesError:  # of a newer program: the role's own caps are not known
+        return notes
+    for cap in CAPS:
+        requested = config.asked.get(cap.argument)
+        default = cap.default(role)
+        if requested is None or requested == default:
+            continue
+        if cap is COST and config.free:
+            continue
+        change = "lowered"
+        if requested > default:
+            change = "raised"
+        before = cap.text(cap.stored(default))
+        after = cap.text(cap.stored(requested))
+        text = f"{cap.argument} {change} from the role's {before} to {after} by the proposal itself"
+        notes.append(CapNote(entry.ts_us, text))
+    return notes
+
+
+def _changes(entry: Entry, changes: Mapping[str, float], what: str, how: str, *, free: bool = False) -> list[CapNote]:
+    notes: list[CapNote] = []
+    for cap in CAPS:
+        costs_nothing = free and cap is COST
+        if cap.field in changes and not costs_nothing:
+            notes.append(CapNote(entry.ts_us, f"{cap.argument} {what} to {cap.text(changes[cap.field])} {how}"))
+    return notes
+
+
+def _days(run: RunRow, config: RunConfig, changed: Iterable[Entry]) -> list[CapNote]:
+    """Return the daily budgets that were below the run's own cap, and those that were changed while it ran."""
+    began = run.queued_us or run.created_us
+    notes: list[CapNote] = []
+    built_in = limits_of(Configured())
+    cents_at_start = {setting: int(built_in[setting]) for setting in _DAYS}
+    for entry in changed:
+        fact = entry.fact
+        if not isinstance(fact, SettingsChanged) or fact.setting not in cents_at_start:
+            continue
+        if entry.ts_us <= began:
+            cents_at_start[fact.setting] = int(fact.after)
+        elif run.ended_us is None or entry.ts_us <= run.ended_us:
+            before = COST.text(COST.stored(fact.before))
+            after = COST.text(COST.stored(fact.after))
+            change = "lowered"
+            if fact.after > fact.before:
+                change = "raised"
+            text = f"{fact.setting} was {change} from {before} to {after} in config.toml while it ran"
+            notes.append(CapNote(entry.ts_us, text))
+    for setting, cents in cents_at_start.items():
+        if micros_from_cents(cents) < config.max_cost_micros:
+            day = COST.text(COST.stored(cents))
+            own = COST.text(config.max_cost_micros)
+            notes.append(CapNote(began, f"{setting} in config.toml was {day}, below the run's own cap of {own}"))
+    return notes
+
+
+DEAREST = 3
+"""Most tool outputs that are named."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One model call: what it used, and what it cost in micro-USD.
+
+    Attributes:
+        settlement: How it was settled; None while it is in flight, with `micros` 0 and `reserved` held.
+        usage: The tokens that the provider reported; None where it did not.
+        purpose: `retries`, `plan` or `search`, where all of its cost is booked under that.
+    """
+
+    turn: int
+    attempt: int
+    settlement: Settlement | None
+    usage: Usage | None
+    micros: int
+    reserved: int
+    overrun: bool = False
+    purpose: str | None = None
+
+
+@dataclass
+class ToolCost:
+    """How often later turns sent a tool's output, and about what that cost in micro-USD."""
+
+    seq: int
+    tool: str
+    args: Any
+    chars: int
+    sent: int = 0
+    micros: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The effect of the provider's cache, in micro-USD: what reads saved, and what writes cost extra."""
+
+    saved: int
+    premium: int
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a run has cost, and for what.
+
+    Attributes:
+        outputs: The tool outputs, most expensive first; None where they were erased.
+    """
+
+    attempts: tuple[Attempt, ...]
+    outputs: tuple[ToolCost, ...] | None
+    cost_by: dict[str, int]
+    cache: Cache
+    caps: tuple[CapNote, ...]
+
+    @property
+    def dearest(self) -> list[ToolCost]:
+        return [output for output in self.outputs or () if output.sent][:DEAREST]
+
+    @property
+    def micros(self) -> int:
+        return sum(attempt.micros for attempt in self.attempts)
+
+    @property
+    def unknown(self) -> tuple[Attempt, ...]:
+        """The attempts that were booked at their worst case, because their cost is not known."""
+        return tuple(attempt for attempt in self.attempts if attempt.settlement == "unknown")
+
+
+def costs_of(
+    run: RunRow, entries: Sequence[Entry], changed: Iterable[Entry] = (), plan: PlanCaps | None = None
+) -> Costs:
+    """Return what a run has cost, and for what.
+
+    `changed` are the changes of settings in the whole log, `plan` has the caps of the plan whose step it is.
+    """
+    config = config_of(run.config)
+    price = config.price
+    walk = _CostFold(run.id, price)
+    for entry in entries:
+        walk.add(entry)
+    attempts = tuple(walk.attempts)
+    parts = {name: walk.parts.get(name, 0) for name in COST_PARTS}
+    outputs = None
+    if not walk.erased:
+        outputs = tuple(sorted(walk.outputs.values(), key=lambda one: (one.micros, one.chars * one.sent), reverse=True))
+    saved = premium = 0
+    for attempt in attempts:
+        if attempt.usage is not None and attempt.purpose != "search":  # that has a price of its own
+            rate = rate_for(price, attempt.usage)
+            saved += attempt.usage.cache_read_tokens * (rate.input - rate.cache_read)
+            premium += attempt.usage.cache_write_tokens * (rate.cache_write - rate.input)
+    return Costs(
+        attempts=attempts,
+        outputs=outputs,
+        cost_by={name: micros for name, micros in parts.items() if micros},
+        cache=Cache(round(saved / 1000), round(premium / 1000)),
+        caps=tuple(cap_notes(run, config, entries, changed, plan)),
+    )
+
+
+@dataclass
+class _Part:
+    """One piece of a prompt: its length in characters, and the entry of the tool output that it is, if any."""
+
+    seq: int | None
+    chars: int
+
+
+@dataclass
+class _CostFold:
+    """Folds a run's entries, with the parts of each attempt's prompt."""
+
+    run_id: str
+    price: Price
+    attempts: list[Attempt] = field(default_factory=list[Attempt])
+    outputs: dict[int, ToolCost] = field(default_factory=dict[int, ToolCost])
+    parts: dict[str, int] = field(default_factory=dict[str, int])
+    erased: bool = False
+
+    def __post_init__(self) -> None:
+        self._history = History(self.run_id)
+        self._calls: dict[str, ToolCall] = {}
+        self._held: CostReserved | None = None
+        self._prompt: list[_Part] = []
+
+    def add(self, entry: Entry) -> None:
+        fact = entry.fact
+        if fact is None:
+            if entry.type in ("ToolResult", "RunStarted"):
+                self.erased = True
+            return
+        own = entry.generation is not None
+        match fact:
+            case CostReserved():
+                self._held = fact
+                if not (fact.tool_call or fact.beside or self.erased) and self._history.prefix is not None:
+                    self._prompt = self._parts_of(Recipe.of(fact))
+                self.attempts.append(Attempt(fact.turn, fact.attempt, None, None, 0, fact.micros))
+            case CostUpdate():
+                self._settle_attempt(fact, entry)
+            case ToolCall() if own and fact.call_id:
+                self._calls[fact.call_id] = fact
+            case ToolResult() if own and fact.call_id:
+                call = self._calls.get(fact.call_id)
+                args = call.args if call is not None else None
+                self.outputs[entry.seq] = ToolCost(entry.seq, fact.tool, args, len(fact.output))
+            case _:
+                pass
+        self._history.add(entry.seq, fact, entry.usage, fenced=own)
+
+    def _settle_attempt(self, fact: CostUpdate, entry: Entry) -> None:
+        cost = entry.cost_micros or 0
+        usage = entry.usage
+        if usage is not None:  # the header has no column for thinking tokens
+            usage = usage.model_copy(update={"thinking_tokens": fact.thinking_tokens})
+        purpose = next((name for name in ("retries", "plan", "search") if name in fact.cost_by), None)
+        attempt = Attempt(
+            fact.turn, fact.attempt, fact.settlement, usage, cost, fact.reserved_micros, fact.overrun, purpose
+        )
+        place = self._place_in_flight(fact)
+        if place is None:
+            self.attempts.append(attempt)
+        else:
+            self.attempts[place] = attempt
+        known = dict(fact.cost_by)
+        known["input"] = known.get("input", 0) + cost - sum(known.values())
+        for name, micros in known.items():
+            self.parts[name] = self.parts.get(name, 0) + micros
+        if fact.settlement != "not_billed" and self._held is not None and not self.erased:
+            worst = Usage(input_tokens=self._held.prompt_tokens, output_tokens=self._held.max_output)
+            self._share(usage or worst, cost)
+        self._prompt = []
+
+    def _place_in_flight(self, fact: CostUpdate) -> int | None:
+        """Return the place of the attempt that is settled; None where it is not known."""
+        for place in reversed(range(len(self.attempts))):  # it is near the end, and there may be thousands
+            each = self.attempts[place]
+            if each.settlement is None and (each.turn, each.attempt) == (fact.turn, fact.attempt):
+                return place
+        return None
+
+    def _parts_of(self, recipe: Recipe) -> list[_Part]:
+        prefix = self._history.prefix
+        assert prefix is not None
+        first = len(prefix.system) + sum(len(json.dumps(tool, ensure_ascii=False)) for tool in prefix.tools)
+        parts = [_Part(None, first)]
+        for seq, turn in self._history.parts(recipe):
+            parts.append(_Part(seq if isinstance(turn, ToolTurn) else None, turn_chars(turn)))
+        return parts
+
+    def _share(self, usage: Usage, cost: int) -> None:
+        """Assign each tool output in the prompt its share of the call's cost, by its characters."""
+        chars = sum(part.chars for part in self._prompt)
+        before = 0
+        for part in self._prompt:
+            if part.seq in self.outputs and chars:
+                output = self.outputs[part.seq]
+                output.sent += 1
+                output.micros += cost * _share_of_call(self.price, usage, before / chars, (before + part.chars) / chars)
+            before += part.chars
+
+
+def turn_chars(turn: Turn) -> int:
+    match turn:
+        case UserTurn() | ToolTurn():
+            return len(turn.text)
+        case AssistantTurn():
+            return len(json.dumps(turn.raw, ensure_ascii=False))
+
+
+def _share_of_call(price: Price, usage: Usage, begins: float, ends: float) -> float:
+    """Return the share of a call's cost that a stretch of its prompt has; both ends are shares of the prompt.
+
+    The first tokens of a prompt were read from the cache, the next ones were written to it.
+    """
+    prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
+    call_nanos = sum(nanos_of(price, usage).values())
+    if not prompt:
+        return 0.0
+    if not call_nanos:  # a cost without a known price counts as input
+        return ends - begins
+    rate = rate_for(price, usage)
+    low, high, at, nanos = begins * prompt, ends * prompt, 0, 0.0
+    for tokens, each in (
+        (usage.cache_read_tokens, rate.cache_read),
+        (usage.cache_write_tokens, rate.cache_write),
+        (usage.input_tokens, rate.input),
+    ):
+        nanos += max(0.0, min(high, at + tokens) - max(low, at)) * each
+        at += tokens
+    return nanos / call_nanos
