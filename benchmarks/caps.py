@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from support.model_server import Say
 from support.runtime import DONE, open_lab
 
+from ava_server.models.model_choice import default_tiers
 from ava_server.models.prices import Price, look_up
-from ava_server.models.selection import default_tiers
 
 ROLES: dict[str, dict[str, Any]] = {
     "researcher": {},

@@ -159,7 +159,7 @@ def _names_of(variables: tuple[str, ...]) -> str:
 def with_providers(text: str) -> str:
     """Return the page about models with the providers that can be asked, and the model of each tier."""
     from ava_server.config.keys import VARIABLES
-    from ava_server.models.selection import KNOWN_URLS, TIERS, default_tiers
+    from ava_server.models.model_choice import KNOWN_URLS, TIERS, default_tiers
 
     rows = [
         (f"`{name}`", _names_of(VARIABLES[name]), *(f"`{ids[tier]}`" for tier in TIERS))
@@ -198,7 +198,7 @@ def tools_page() -> str:
         " `status: failed` and a `message` that says what was wrong and what to do.",
     ]
     from ava_server.mcp_server.tools import small
-    from ava_server.service.tools import TOOLS
+    from ava_server.service.tool_registry import TOOLS
 
     for tool in listed_tools():
         arguments = small(TOOLS[tool.name].args.model_json_schema())

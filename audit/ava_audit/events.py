@@ -40,7 +40,7 @@ ClaimReason = Literal["start", "takeover", "resume", "cancel"]
 CancelledBy = Literal["person", "model", "system"]
 Channel = Literal["host_call", "elicitation", "terminal", "auto", "http", "browser"]
 Settlement = Literal["billed", "not_billed", "unknown"]
-PlanPhase = Literal["analysis", "plan", "review"]
+OutlinePhase = Literal["analysis", "plan", "review"]
 ExtendedCap = Literal["max_cost_cents", "max_tokens", "timeout"]
 AskedKind = Literal["money", "tokens", "time", "question", "call"]
 CAP_OF_KIND: Mapping[AskedKind, ExtendedCap] = {"money": "max_cost_cents", "tokens": "max_tokens", "time": "timeout"}
@@ -594,7 +594,7 @@ class CostReserved(Fact):
     notice: str | None = None
     notices: tuple[str, ...] = ()
     last: LastTurn | None = None
-    phase: PlanPhase | None = None
+    phase: OutlinePhase | None = None
     thinking: int = 0
     tool_call: str | None = None
     beside: bool | None = None

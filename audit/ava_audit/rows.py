@@ -261,7 +261,7 @@ class DaySpending:
     calls: int = 0
     cost_micros: int = 0
     retries_micros: int = 0  # the part for repeating calls that had been paid for
-    plan_micros: int = 0  # the part for planning
+    plan_micros: int = 0  # the part for outlines
     uncosted_micros: int = 0  # the part booked at the worst case, because the cost of a call is unknown
     overruns: int = 0  # calls that exceeded their reservation in cost or tokens
     over_micros: int = 0  # by how much their cost exceeded it

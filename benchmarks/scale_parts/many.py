@@ -19,7 +19,7 @@ from support.postgres import PostgresServer
 from ava_audit.database import IndexRow
 from ava_audit.entries import content_of, entry_of
 from ava_audit.events import UserMessage
-from ava_audit.postgres.database import BLOCK_BITS, Tokenizer, block_of, joined, keys_of
+from ava_audit.postgres.server import BLOCK_BITS, Tokenizer, block_of, joined, keys_of
 from ava_audit.search import index_row
 from ava_audit.store.store import Store
 from scale_parts.figures import Figures

@@ -19,7 +19,15 @@ import yaml
 
 from ava_roles.catalog import rename_role
 from ava_roles.errors import RoleFileError
-from ava_roles.role import MAX_FILE_CHARS, RESEARCH_TOOLS, Role, parse_role, quote_description, read_document, read_role
+from ava_roles.role import (
+    MAX_FILE_CHARS,
+    RESEARCH_TOOLS,
+    Role,
+    parse_role,
+    quote_description,
+    read_frontmatter,
+    read_role,
+)
 from ava_roles.wrap import one_line
 
 NAME: Final = re.compile(r"[a-z][a-z0-9_-]{0,63}")
@@ -130,7 +138,7 @@ def _of_opencode(front: Mapping[str, Any], text: str, file: str, name: str) -> A
         left_out.append("model")
     if {"edit", "write"}.isdisjoint({*switches, *permission}):
         left_out.append(_NO_EDITS)
-    body = read_document(text, file, frozenset()).body
+    body = read_frontmatter(text, file, frozenset()).body
     own_name = _text(front.get("name")) or PurePath(file).stem
     return _added_role(file, name or own_name, front.get("description"), tools, body, left_out)
 

@@ -28,7 +28,7 @@ from ava_roles.role import (
     first_sentence,
     meant_key,
     parse_role,
-    read_document,
+    read_frontmatter,
     read_role,
 )
 from ava_roles.sandbox.path_access import EntryKind, NotRegular, read_small
@@ -276,9 +276,9 @@ def check(text: str, source: str, default_name: str) -> tuple[Role | None, list[
     role, faults = read_role(text, source, default_name)
     if role is None:
         return None, [Remark.of(fault) for fault in faults]
-    lines = read_document(text, source, frozenset()).lines
+    lines = read_frontmatter(text, source, frozenset()).lines
     remarks: list[Remark] = []
-    template = read_document(starting_text(), "", frozenset({"description"}))
+    template = read_frontmatter(starting_text(), "", frozenset({"description"}))
     unchanged = "is still the template's; say what this role is for and what it does"
     if template.values["description"] in role.description:
         remarks.append(Remark(source, unchanged, lines.get("description"), "description", fault=False))

@@ -37,7 +37,7 @@ _PLAIN_DESCRIPTION = re.compile(r"^(description:[ \t]+)([^\s'\"|>].*)$", re.MULT
 
 
 @dataclass(frozen=True)
-class RoleDocument:
+class FrontmatterFile:
     """A role file, split into the values of its keys, the line of each key, and the body."""
 
     source: str
@@ -49,7 +49,7 @@ class RoleDocument:
         return RoleFileError(self.source, sentence, self.lines.get(key, 1), key)
 
 
-def read_document(text: str, source: str, known: frozenset[str]) -> RoleDocument:
+def read_frontmatter(text: str, source: str, known: frozenset[str]) -> FrontmatterFile:
     """Split a file into frontmatter and body, and read the known keys. Raises RoleFileError."""
     if len(text) > MAX_FILE_CHARS:
         raise RoleFileError(source, f"has {len(text):,} characters; a role file has at most {MAX_FILE_CHARS:,}")
@@ -74,7 +74,7 @@ def read_document(text: str, source: str, known: frozenset[str]) -> RoleDocument
             values, at = _yaml(quoted, source, known)
         except RoleFileError:
             raise first from None
-    return RoleDocument(source, values, at, "\n".join(lines[end + 1 :]).strip())
+    return FrontmatterFile(source, values, at, "\n".join(lines[end + 1 :]).strip())
 
 
 def quote_description(front: str) -> str:
@@ -390,7 +390,7 @@ def parse_role(text: str, source: str, default_name: str) -> Role:
 def read_role(text: str, source: str, default_name: str) -> tuple[Role | None, list[RoleFileError]]:
     """Return the role that a file's text describes, if it is valid, and all its faults; arguments as `parse_role`."""
     try:
-        file = read_document(text, source, _KNOWN_KEYS)
+        file = read_frontmatter(text, source, _KNOWN_KEYS)
     except RoleFileError as error:
         return None, [error]
     keys, faults = _validate(file, default_name)
@@ -432,7 +432,7 @@ Named = dict[str, str | None]
 """Tools as a file spells them, and by Ava's names; None for one that Ava ignores."""
 
 
-def _named_tools(file: RoleDocument, keys: _Keys, faults: list[RoleFileError]) -> tuple[Named, Named]:
+def _named_tools(file: FrontmatterFile, keys: _Keys, faults: list[RoleFileError]) -> tuple[Named, Named]:
     """Return the tools that the file grants and denies; names that cannot be used are added to the faults."""
     granted: Named = {}
     denied: Named = {}
@@ -469,7 +469,7 @@ def _tools(granted: Named, denied: Named) -> tuple[tuple[str, ...], tuple[str, .
     return tuple(tools), tuple(ignored)
 
 
-def _own_name(file: RoleDocument, key: str, name: str) -> str | None:
+def _own_name(file: FrontmatterFile, key: str, name: str) -> str | None:
     """Return Ava's name of a tool; None for one that Ava ignores. Raises RoleFileError if there is none."""
     specs = tool_specs()
     for spec in specs.values():
@@ -488,7 +488,7 @@ def _own_name(file: RoleDocument, key: str, name: str) -> str | None:
     raise file.fault(key, f"no tool {_describe_value(name)}; {hint}")
 
 
-def _validate(file: RoleDocument, default_name: str) -> tuple[_Keys | None, list[RoleFileError]]:
+def _validate(file: FrontmatterFile, default_name: str) -> tuple[_Keys | None, list[RoleFileError]]:
     """Return the values of the keys and their faults; keys with a fault have their defaults."""
     values = {"name": default_name, **file.values}
     try:
@@ -505,7 +505,7 @@ def _validate(file: RoleDocument, default_name: str) -> tuple[_Keys | None, list
         return None, list(faults.values())
 
 
-def _fault(file: RoleDocument, fault: ErrorDetails, default_name: str) -> RoleFileError:
+def _fault(file: FrontmatterFile, fault: ErrorDetails, default_name: str) -> RoleFileError:
     key = str(fault["loc"][0])
     if key == "description" and fault["type"] in ("missing", "string_too_short"):
         return file.fault(key, "is missing; write one sentence that says when to use this role")

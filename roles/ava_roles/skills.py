@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final, cast
 
 from ava_roles.errors import RoleFileError, ToolFailed
-from ava_roles.role import RoleDocument, read_document
+from ava_roles.role import FrontmatterFile, read_frontmatter
 from ava_roles.sandbox.path_access import FolderEntry
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.tools.registry import tool_specs
@@ -92,19 +92,19 @@ def read_skill(folder: Path, source: str) -> Skill:
         raise RoleFileError(source, one_line(str(error), 300)) from error
     if FILE not in files:
         raise RoleFileError(source, f"has lost its {FILE} while it was read; try again")
-    document = _read_instructions(files[FILE], f"{source}/{FILE}")
-    name = document.values.get("name", folder.name)
+    instructions = _read_instructions(files[FILE], f"{source}/{FILE}")
+    name = instructions.values.get("name", folder.name)
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise document.fault("name", "must be lower case letters, digits, - and _, at most 64")
-    description = _description_in(document)
-    names = _tool_names(document.values.get("allowed-tools"))
+        raise instructions.fault("name", "must be lower case letters, digits, - and _, at most 64")
+    description = _description_in(instructions)
+    names = _tool_names(instructions.values.get("allowed-tools"))
     if names is None:
-        raise document.fault("allowed-tools", f"must be at most {_MOST_TOOLS} names of tools")
+        raise instructions.fault("allowed-tools", f"must be at most {_MOST_TOOLS} names of tools")
     tools, unknown = _tools(names)
-    return Skill(name, one_line(description), tools, unknown, document.body, files, programs, left_out)
+    return Skill(name, one_line(description), tools, unknown, instructions.body, files, programs, left_out)
 
 
-def _read_instructions(data: bytes, source: str) -> RoleDocument:
+def _read_instructions(data: bytes, source: str) -> FrontmatterFile:
     """Return the parts of a SKILL.md. Raises RoleFileError: no UTF-8, too long, or an invalid frontmatter."""
     try:
         text = data.decode("utf-8")
@@ -112,16 +112,16 @@ def _read_instructions(data: bytes, source: str) -> RoleDocument:
         raise RoleFileError(source, "is not UTF-8 text; save it as UTF-8") from error
     if len(text) > MOST_CHARS:
         raise RoleFileError(source, f"has {len(text):,} characters; a skill has at most {MOST_CHARS:,}")
-    return read_document(text, source, _KEYS)
+    return read_frontmatter(text, source, _KEYS)
 
 
-def _description_in(document: RoleDocument) -> str:
-    description = document.values.get("description")
+def _description_in(instructions: FrontmatterFile) -> str:
+    description = instructions.values.get("description")
     if not isinstance(description, str) or not description.strip():
-        raise document.fault("description", "is missing; write what the skill does and when to use it")
+        raise instructions.fault("description", "is missing; write what the skill does and when to use it")
     if len(description) > DESCRIPTION_CHARS:
         text = f"has {len(description):,} characters; at most {DESCRIPTION_CHARS:,} are allowed"
-        raise document.fault("description", text)
+        raise instructions.fault("description", text)
     return description
 
 

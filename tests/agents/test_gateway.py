@@ -13,12 +13,12 @@ from support.model_server import Fail, Say, run_model_server
 
 from ava_server.agents.seam import CallRefused
 from ava_server.models.base import Completion
-from ava_server.models.clients import ClientPool
 from ava_server.models.factory import model_of, parameters
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
+from ava_server.models.model_choice import Choice
 from ava_server.models.prices import Price
 from ava_server.models.providers import PROVIDERS
-from ava_server.models.selection import Choice
 
 
 @pytest.mark.parametrize("wire", WIRES)

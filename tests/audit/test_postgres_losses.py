@@ -17,7 +17,7 @@ from support.logs.store import open_store_at, stored_texts
 from support.postgres import PostgresServer
 
 from ava_audit.errors import LogMoved, OutcomeUnknown, StoreUnavailable
-from ava_audit.postgres import database as postgres
+from ava_audit.postgres import server as postgres
 from ava_audit.store import store
 from ava_audit.store.store import Outcome
 from ava_audit.view import View

@@ -18,7 +18,7 @@ from ava_audit.database import Busy, FoundRows
 from ava_audit.errors import StoreUnavailable
 from ava_audit.events import AssistantMessage, Event
 from ava_audit.postgres import backend as postgres_backend
-from ava_audit.postgres import database as postgres
+from ava_audit.postgres import server as postgres
 from ava_audit.postgres.backend import PostgresBackend
 from ava_audit.store import store
 from ava_audit.store.store import Outcome

@@ -50,7 +50,7 @@ async def test_finds_frequent_and_rare_words_alike_newest_first(
     monkeypatch.setattr("ava_audit.search.NEAR", 4)
     monkeypatch.setattr("ava_audit.search.BLOCK", 6)
     monkeypatch.setattr("ava_audit.search.RARE", 1)
-    monkeypatch.setattr("ava_audit.postgres.database.BLOCK_BITS", 3)
+    monkeypatch.setattr("ava_audit.postgres.server.BLOCK_BITS", 3)
     who = [run_who(f"S-00000{number}") for number in range(2)]
     texts = [f"{'otter' if number % every == 0 else 'heron'} {number}" for number in range(60)]
     await write(log, *(message(text, who[number % 2]) for number, text in enumerate(texts)))

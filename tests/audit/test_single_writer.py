@@ -21,7 +21,7 @@ SOURCES = [path for folder in ("server", "roles", "audit") for path in sorted((R
 TEXTS = "ava_roles/texts/store.py"
 """It keeps what was read of files, in a database of its own beside the log."""
 _SQLITE = ("connection", "schema", "sqlite", "writer")
-_WRITE = {"store": _SQLITE, "postgres": ("backend", "blobs", "database", "documents", "leases")}
+_WRITE = {"store": _SQLITE, "postgres": ("backend", "blobs", "leases", "server", "shared_files")}
 WRITERS = {
     "ava_audit/projections.py",
     *(f"ava_audit/{folder}/{name}.py" for folder, names in _WRITE.items() for name in names),
@@ -44,14 +44,14 @@ OTHER_WAYS = {"blobopen", "deserialize", "create_function", "load_extension"}
 
 def test_only_the_listed_files_open_postgres_connections_that_write() -> None:
     importing = {name_of(path) for path in SOURCES if re.search(r"\bdial\b", path.read_text("utf-8"))}
-    dialing = ("blobs", "database", "documents", "leases")
+    dialing = ("blobs", "leases", "server", "shared_files")
     assert importing == {OPENS_FOR_WRITERS, *(f"ava_audit/postgres/{name}.py" for name in dialing)}
 
 
 @pytest.mark.parametrize(
     ("name", "tables"),
     [
-        ("ava_audit/postgres/documents.py", {"documents"}),
+        ("ava_audit/postgres/shared_files.py", {"documents"}),
         ("ava_audit/postgres/leases.py", {"leases", "activities"}),
         ("ava_audit/postgres/blobs.py", {"blobs", "blob_parts", "blob_uses"}),
         (TEXTS, {"texts", "total", "files", "readers", "passages", "words"}),

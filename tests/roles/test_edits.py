@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext, ToolOutput
-from ava_roles.tools.document import Document, normalize_line_ends
+from ava_roles.tools.editable_text import EditableText, normalize_line_ends
 from ava_roles.tools.edits import EditFile, EditFileArgs, WriteFile, WriteFileArgs
 from ava_roles.worktree.spec import Edits
 from ava_roles.wrap import clean
@@ -168,27 +168,27 @@ LINES = st.text(st.sampled_from("ab \n\r\t\ufeff\u2028\u00e4\x0c"), max_size=30)
 @given(LINES, st.booleans())
 def test_parsing_a_document_preserves_its_bytes(text: str, mark: bool) -> None:
     data = (b"\xef\xbb\xbf" if mark else b"") + text.encode()
-    assert Document.of(data).data() == data
+    assert EditableText.of(data).data() == data
 
 
 @given(LINES, LINES.filter(bool), LINES)
 def test_replacing_all_equals_plain_replacement_and_keeps_other_line_endings(text: str, old: str, new: str) -> None:
-    document, old, new = Document.of(text.encode()), normalize_line_ends(old), normalize_line_ends(new)
-    edited, regions = document.replaced(document.places_to_replace(old), old, new)
-    assert edited.text == document.text.replace(old, new)
+    editable, old, new = EditableText.of(text.encode()), normalize_line_ends(old), normalize_line_ends(new)
+    edited, regions = editable.replaced(editable.places_to_replace(old), old, new)
+    assert edited.text == editable.text.replace(old, new)
     assert len(edited.ends) == edited.text.count("\n")
-    assert edited.mark == document.mark
+    assert edited.mark == editable.mark
     if "\r" not in text:
         assert "\r" not in edited.data().decode()
     untouched = set(range(len(edited.lines)))
     for region in regions:
         untouched -= set(range(region.new_from, region.new_to))
-        assert document.lines[region.old_from : region.old_to] or not document.lines
+        assert editable.lines[region.old_from : region.old_to] or not editable.lines
     shifted = {
         at - sum(each.new_to - each.new_from - each.old_to + each.old_from for each in regions if each.new_to <= at)
         for at in untouched
     }
-    assert [edited.lines[at] for at in sorted(untouched)] == [document.lines[at] for at in sorted(shifted)]
+    assert [edited.lines[at] for at in sorted(untouched)] == [editable.lines[at] for at in sorted(shifted)]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.mcp_client import run_servers
 from ava_roles.mcp_client.connection import MAX_PAGES, LaunchContext
 from ava_roles.mcp_client.run_servers import RunMcpServers, ToolDiscovery, list_tools
-from ava_roles.mcp_client.tools import OfferedTool, ServerEntry
+from ava_roles.mcp_client.server_tools import OfferedTool, ServerEntry
 from ava_roles.sandbox.sandbox import Kind, Sandbox, Unavailable
 from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.sandbox.toolchains import HostFolders

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mcp_types import Tool, ToolAnnotations
 
 from ava_roles.mcp_client.connection import MAX_CHARS, render_result
-from ava_roles.mcp_client.tools import (
+from ava_roles.mcp_client.server_tools import (
     DESCRIPTION_CHARS,
     MAX_NAME_CHARS,
     SCHEMA_CHARS,

@@ -14,7 +14,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.texts.encodings import codec_of_label, decode, describe_change_of_encoding
 from ava_roles.tool import ToolContext
-from ava_roles.tools.document import Document, NotWritable
+from ava_roles.tools.editable_text import EditableText, NotWritable
 from ava_roles.tools.edits import EditFile, EditFileArgs, WriteFile, WriteFileArgs
 from ava_roles.tools.files import (
     FindFiles,
@@ -80,10 +80,10 @@ async def test_reads_it_and_says_as_what(at: ToolContext, tmp_path: Path, codec:
 async def test_an_edit_changes_only_its_bytes(tmp_path: Path, codec: str, text: str, name: str) -> None:
     whole = text * 3 + "mark = 1\r\n" + text
     data = whole.encode(codec)
-    document = Document.of(data)
-    assert document.encoding == name
-    at = document.places("mark = 1")
-    edited, _regions = document.replaced(at, "mark = 1", "mark = 22")
+    editable = EditableText.of(data)
+    assert editable.encoding == name
+    at = editable.places("mark = 1")
+    edited, _regions = editable.replaced(at, "mark = 1", "mark = 22")
     assert edited.data() == whole.replace("mark = 1", "mark = 22").encode(codec)
 
 
@@ -131,8 +131,8 @@ def test_an_edit_changes_no_other_byte(file: tuple[str, bytes, list[str], list[s
     codec, mark, lines, ends, at = file
     before = "".join(line + end for line, end in zip(lines[:at], ends[:at], strict=True)) + lines[at]
     after = "".join(end + line for end, line in zip(ends[at:], [*lines[at + 1 :], ""], strict=True))
-    document = Document.of(mark + f"{before}@{after}".encode(codec))
-    edited, _regions = document.replaced(document.places("@"), "@", new)
+    editable = EditableText.of(mark + f"{before}@{after}".encode(codec))
+    edited, _regions = editable.replaced(editable.places("@"), "@", new)
     end = ends[at] or (ends[at - 1] if at else "\n")
     assert edited.data() == mark + (before + new.replace("\n", end) + after).encode(codec)
 
@@ -144,8 +144,8 @@ def test_a_whole_file_that_is_written_keeps_what_it_leaves(
     codec, mark, lines, ends, at = file
     lines[at] += "#"
     whole = "".join(line + end for line, end in zip(lines, ends, strict=True))
-    before = Document.of(mark + whole.encode(codec))
-    written = Document.of(before.text.replace("#", new).encode()).like(before)
+    before = EditableText.of(mark + whole.encode(codec))
+    written = EditableText.of(before.text.replace("#", new).encode()).like(before)
     assert written.data() == mark + whole.replace("#", new).encode(codec)
 
 
@@ -186,8 +186,8 @@ def test_a_change_of_encoding_is_described_and_a_change_of_words_is_not() -> Non
 
 
 def test_a_character_that_the_encoding_lacks_is_named() -> None:
-    document = Document.of(RUSSIAN.encode("cp1251"))
-    edited, _regions = document.replaced(document.places("марта"), "марта", "三月")
+    editable = EditableText.of(RUSSIAN.encode("cp1251"))
+    edited, _regions = editable.replaced(editable.places("марта"), "марта", "三月")
     with pytest.raises(NotWritable, match=r"三 \(U\+4E09, .*\) in line 1 is not in Windows-1251"):
         edited.data()
 

@@ -13,9 +13,9 @@ from support.runtime import DONE, Lab, hand_over, open_lab
 from support.sample import sample
 
 from ava_audit.events import CostReserved, CostUpdate
+from ava_server.models.model_choice import default_tiers
 from ava_server.models.prices import Price, look_up
 from ava_server.models.providers import PROVIDERS
-from ava_server.models.selection import default_tiers
 
 BALANCED = """
 [prices."custom:test"]

@@ -22,7 +22,7 @@ from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, HELD, WAITING
 from ava_server.core.errors import Refused
 from ava_server.core.ids import state_words
 from ava_server.mcp_server import card, resources
-from ava_server.service.tools import TOOLS
+from ava_server.service.tool_registry import TOOLS
 
 ERAS = pytest.mark.parametrize("mode", ["auto", "legacy"], ids=["stateless era", "handshake era"])
 MOST_BYTES = 15_500

@@ -13,8 +13,8 @@ from support.model_server import JSON, Fail, Gate, HangUp, Raw, Step, run_model_
 from support.terminal import ava, run_on_terminal
 
 from ava_server.models import listing as endpoint_list
+from ava_server.models.model_choice import KNOWN_URLS, TIERS, default_tiers, tiers_reviewed
 from ava_server.models.prices import Price, look_up, usd
-from ava_server.models.selection import KNOWN_URLS, TIERS, default_tiers, tiers_reviewed
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from ava_server.render.responses import RunAnswer, Untrusted
 from ava_server.runs.record.result import FOUND as SEARCHED
 from ava_server.runs.record.result import LOOKED_AT
 from ava_server.service.fetch import fetch_branch
-from ava_server.service.records import DeliveredFiles, run_record, shown_changes
+from ava_server.service.run_records import DeliveredFiles, run_record, shown_changes
 
 STYLES = re.compile(r"\x1b\[[\d;]*m")
 PIECES = st.sampled_from(

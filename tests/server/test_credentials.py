@@ -21,7 +21,7 @@ from ava_audit.events import RunClaimed, SpawnDecided, ToolResult
 from ava_server.config.credentials import Credentials, model_settings
 from ava_server.config.keys import set_key
 from ava_server.core.errors import AvaError, BadInput, ConfigError
-from ava_server.models.selection import choose
+from ava_server.models.model_choice import choose
 
 FIRST, SECOND = "the-first-key-of-all", "the-second-key-of-all"
 """Keys without the shape of one: they are hidden only where they are known."""

@@ -17,7 +17,7 @@ from support.runtime import PRICED, Lab, hand_over, open_lab
 from support.stdio import until
 
 from ava_audit.store.locks import LockedInstances
-from ava_server.cli import records
+from ava_server.cli import record_client
 from ava_server.cli.status_overview import Overview, current_json, health, health_json
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings
@@ -157,7 +157,7 @@ async def test_shows_only_this_users_runs_unless_all_are_requested(
         assert f" of {lab.session.user} " in "\n".join(
             plain_lines(page(settings, everybody, 120, everybody=True).whole())
         )
-    monkeypatch.setattr(records, "os_user", lambda: "somebody else")
+    monkeypatch.setattr(record_client, "os_user", lambda: "somebody else")
     others = await look(settings)
     assert (others.now.runs, others.trouble) == ((), None)
 

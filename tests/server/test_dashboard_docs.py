@@ -20,7 +20,7 @@ from ava_server.cli.status_overview import current_json, health, health_json
 from ava_server.cli.terminal import cells
 from ava_server.dashboard.live import KEYS, LivePage
 from ava_server.service.current import Budget, CurrentRuns
-from ava_server.service.records import CurrentViews
+from ava_server.service.run_records import CurrentViews
 
 # -- health -----------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from support.runtime import DONE, hand_over, open_lab
 
 from ava_server.approval.decisions import CheckedApproval
 from ava_server.approval.proposals import together_note
-from ava_server.approval.questions import question
+from ava_server.approval.start_form import question
 from ava_server.cli.start_question import ShownProposals
 
 PRICE = '[prices."custom:test"]\ninput = 2.0\noutput = 10.0\n'

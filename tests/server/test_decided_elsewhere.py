@@ -34,7 +34,7 @@ from ava_server.approval.channels import WAYS
 from ava_server.approval.decide import Shown
 from ava_server.approval.decisions import reject
 from ava_server.cli import demo
-from ava_server.service.outcomes import outcome_of
+from ava_server.service.open_questions import outcome_of
 
 
 @pytest.mark.parametrize("then", [never_answer, decline, accept()], ids=["still open", "no", "yes"])

@@ -25,7 +25,7 @@ from ava_server.runs.owner.mode import SHARED_BACKGROUND
 from ava_server.runs.owner.offers import STOPPING, Offers
 from ava_server.runs.turn.loop import AgentRun
 from ava_server.service import runtime
-from ava_server.service.records import run_record
+from ava_server.service.run_records import run_record
 
 pytestmark = pytest.mark.skipif(POSTGRES, reason="a lock file, which a test can release, says who lives")
 CONFIG = 'runs_on = "workers"\nlease_s = 3\n' + PRICED

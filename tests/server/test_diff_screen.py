@@ -8,7 +8,7 @@ from support.redaction import body_of, leaked_pieces, private_key
 from support.repositories.projects import checkout, git
 
 from ava_audit.redaction import Redactor
-from ava_server.service.records import diff_of
+from ava_server.service.run_records import diff_of
 
 BACKDOOR = """\
 def login(user, password):

@@ -1,4 +1,4 @@
-"""Documents that all servers share: tokens, passkeys, sessions and the PIN in Postgres, never a key or a secret."""
+"""Files that all servers share: tokens, passkeys, sessions and the PIN in Postgres, never a key or a secret."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from support.postgres import postgres_server
 from support.stdio import model_env, read_answer
 
 from ava_audit.errors import StoreUnavailable
-from ava_audit.postgres.documents import PostgresDocuments
+from ava_audit.postgres.shared_files import PostgresSharedFiles
 from ava_server.config.changes import change_users, read_users
 from ava_server.config.keys import set_key
 from ava_server.config.pin import TRIES, PinFile
 from ava_server.config.secrets import set_secret
 from ava_server.config.sign_in import BrowserSessions, Passkeys, new_passkey
 from ava_server.config.tokens import TokenFile, read_tokens, revoke_token
-from ava_server.core import documents
+from ava_server.core import shared_files
 from ava_server.core.data_root import DataRoot
-from ava_server.core.documents import SHARED, TAKEN_OVER, documents_of, keep_fresh
 from ava_server.core.errors import ConfigError, Refused
+from ava_server.core.shared_files import SHARED, TAKEN_OVER, keep_fresh, shared_files_of
 
 pytestmark = pytest.mark.skipif("sys.platform == 'win32'", reason="the Postgres of the tests is started on Linux only")
 
@@ -74,7 +74,7 @@ async def test_no_key_secret_token_or_pin_is_in_the_database(tmp_path: Path) -> 
     assert {path.name for path in root.secrets.glob("*.toml")} == {"secrets.toml"}, "which stays here"
 
 
-def test_keys_secrets_and_texts_of_tokens_are_not_among_the_shared_documents() -> None:
+def test_keys_secrets_and_texts_of_tokens_are_not_among_the_shared_files() -> None:
     root = DataRoot(Path("/data"))
     private = (root.keys, root.secrets_file, root.local_token, root.trusted_roles, root.config)
     assert not {path.name for path in private} & SHARED
@@ -165,14 +165,14 @@ async def test_a_server_answers_from_memory_and_finds_new_ones_all_the_same(
     one, two = roots
     known, queries = TokenFile(one.tokens_file), list[str]()
     old = token(one.path, "ana")
-    look = PostgresDocuments.newer
+    look = PostgresSharedFiles.newer
 
-    def counted(self: PostgresDocuments, seen: dict[str, int]) -> dict[str, tuple[int, str]]:
+    def counted(self: PostgresSharedFiles, seen: dict[str, int]) -> dict[str, tuple[int, str]]:
         queries.append("look")
         return look(self, seen)
 
-    monkeypatch.setattr(PostgresDocuments, "newer", counted)
-    monkeypatch.setattr(documents, "FRESH_EVERY_S", 3_600.0)
+    monkeypatch.setattr(PostgresSharedFiles, "newer", counted)
+    monkeypatch.setattr(shared_files, "FRESH_EVERY_S", 3_600.0)
     async with anyio.create_task_group() as tasks:
         await tasks.start(keep_fresh, one.path)
         queries.clear()
@@ -181,7 +181,7 @@ async def test_a_server_answers_from_memory_and_finds_new_ones_all_the_same(
         assert known.known(new) is None, "this one asks nobody"
         queries.clear()
         assert known.find(new) is not None and known.known(new) is not None and queries == ["look"]
-        monkeypatch.setattr(documents, "STALE_S", 0.0)
+        monkeypatch.setattr(shared_files, "STALE_S", 0.0)
         with pytest.raises(ConfigError, match="has not answered"):
             known.known(old)
         tasks.cancel_scope.cancel()
@@ -231,7 +231,7 @@ def test_the_pin_has_five_tries_over_all_servers(roots: tuple[DataRoot, DataRoot
 
 
 def test_a_change_that_fails_changes_nothing_and_locks_nobody_out(roots: tuple[DataRoot, DataRoot]) -> None:
-    one, two = documents_of(roots[0].path), documents_of(roots[1].path)
+    one, two = shared_files_of(roots[0].path), shared_files_of(roots[1].path)
     assert one is not None and two is not None and one is not two
     one.change("tokens.toml", lambda _text: "a = 1\n")
 
@@ -281,7 +281,7 @@ class Gone:
 
 def test_a_flood_of_unknown_tokens_does_not_wait_for_a_dead_database_one_by_one(tmp_path: Path) -> None:
     gone = Gone()
-    shared = documents.SharedDocuments(tmp_path, gone)
+    shared = shared_files.SharedFiles(tmp_path, gone)
 
     def look(_number: int) -> str:
         with pytest.raises(ConfigError) as error:
@@ -320,5 +320,5 @@ def everything_in(address: str) -> str:
     with psycopg.connect(address) as conn:
         parts = [(SQL("SELECT t::text FROM {}.{} AS t"), names) for names in conn.execute(tables).fetchall()]
         found = [str(row) for select, names in parts for (row,) in conn.execute(select.format(*map(Identifier, names)))]
-    assert any("avatok" not in row and "sha256" in row for row in found), "the documents were looked at"
+    assert any("avatok" not in row and "sha256" in row for row in found), "the shared files were looked at"
     return "\n".join(found)

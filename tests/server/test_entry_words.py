@@ -11,7 +11,7 @@ from support.runtime import PRICED, hand_over, open_lab
 from support.terminal import ava
 
 from ava_server.core.ids import model_words
-from ava_server.render.entries import entry_line
+from ava_server.render.entry_lines import entry_line
 
 NAMES_OF_THE_LOG = ("host_call", "elicitation", "uncosted", "carried", "same_call", "not_billed")
 FAILS = Say("", [("read_file", {"path": "nowhere.md"})])

@@ -21,7 +21,7 @@ from ava_audit.store.store import Store
 from ava_audit.view import PAST_RUNS
 from ava_server.approval.estimates import COUNTED, SIMILAR, bound_of, past_estimates, with_estimate
 from ava_server.approval.proposals import ProposalSummary, together_note
-from ava_server.approval.questions import question
+from ava_server.approval.start_form import question
 from ava_server.budget.run_config import Texts, digest
 from ava_server.models.prices import PriceStep
 

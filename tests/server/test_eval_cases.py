@@ -19,7 +19,7 @@ from ava_audit.redaction import Redactor
 from ava_server.core.errors import BadInput, Refused
 from ava_server.evals.case import Case, SuiteFaults, load_cases, write_case
 from ava_server.evals.recording import Recording, freeze, read_recording, recording_of
-from ava_server.suites.plan import frozen_copy
+from ava_server.suites.cells import frozen_copy
 
 READ = Say(calls=[("read_file", {"path": "plant/report.md"})])
 QUOTE = "The reactor cost 4.2 million in 2031"

@@ -22,8 +22,8 @@ from ava_server.core.errors import Refused
 from ava_server.core.prompts import prompts
 from ava_server.evals.recording import Recording, recording_of
 from ava_server.evals.replay import ReplayChange, Replayed, Replayer
+from ava_server.models.model_choice import choose
 from ava_server.models.prices import UserPrice
-from ava_server.models.selection import choose
 
 LIST, READ = Say(calls=[("read_file", {"path": "."})]), Say(calls=[("read_file", {"path": "report.md"})])
 NOTHING = ReplayChange()
@@ -91,8 +91,8 @@ async def test_a_changed_tool_description_is_found(tmp_path: Path, monkeypatch: 
 async def test_a_changed_prompt_of_the_code_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_lab(tmp_path, [READ, hand_over()]) as lab:
         recording = await recorded(lab, plan=True)
-    assert prompts("ava_server.runs.turn", "planning")["analysis"]
-    monkeypatch.setitem(prompts("ava_server.runs.turn", "planning"), "analysis", "Think about it. You have {tools}.")
+    assert prompts("ava_server.runs.turn", "outline")["analysis"]
+    monkeypatch.setitem(prompts("ava_server.runs.turn", "outline"), "analysis", "Think about it. You have {tools}.")
     found = await replayed(recording)
     assert found.first is not None
     assert [part.name for part in found.first.parts] == ["message 2 (from outside, or a notice)"]

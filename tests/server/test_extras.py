@@ -25,7 +25,7 @@ from ava_roles.texts.reading import FolderReader
 from ava_roles.texts.store import TextStore
 from ava_server.cli import app
 from ava_server.http import server
-from ava_server.http.settings import Reach
+from ava_server.http.http_settings import Reach
 from ava_server.service.checks import machine
 
 

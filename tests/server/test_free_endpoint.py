@@ -14,8 +14,8 @@ from support.terminal import ava
 
 from ava_audit.units import now_us
 from ava_server.cli.results import result_text
+from ava_server.models.model_choice import ModelSettings, Provider, unknown_prices
 from ava_server.models.prices import UserPrice
-from ava_server.models.selection import ModelSettings, Provider, unknown_prices
 from ava_server.render.host_text import text_of
 from ava_server.render.responses import RunAnswer
 from ava_server.render.run_view import cost_of, limits_of, run_answer, view_run

@@ -26,7 +26,7 @@ from ava_server.cli.users import _describe_user
 from ava_server.dashboard.live import LivePage
 from ava_server.runs.record.costs import costs_of
 from ava_server.service.checks.data import budgets
-from ava_server.service.users import list_users
+from ava_server.service.user_accounts import list_users
 from ava_server.web.context import environment
 
 

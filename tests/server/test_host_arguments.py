@@ -12,7 +12,7 @@ from support.runtime import connect, hand_over, text, wait_for
 
 from ava_server.approval.requests import Arguments, ConfirmArgs, LogArgs, MessageArgs, SpawnArgs, parse
 from ava_server.core.errors import BadInput
-from ava_server.service.tools import TOOLS
+from ava_server.service.tool_registry import TOOLS
 
 TASK = {"role": "researcher", "task": "x"}
 PENDING = {"pending_ids": ["P-00000000"]}

@@ -27,7 +27,7 @@ from ava_server.core.errors import ConfigError, ModelError
 from ava_server.core.own_program import checked_command
 from ava_server.models import key_command as module
 from ava_server.models.key_command import KeyCommand, KeyCommandFailed
-from ava_server.models.selection import choose, configured
+from ava_server.models.model_choice import choose, configured
 
 TOKEN = "ya29.minted-{}-x8Qd0FkU2mWb"
 PRINTS = """
@@ -661,7 +661,7 @@ def test_a_backup_with_a_command_is_shown_before_it_is_used(tmp_path: Path, mint
 
 
 async def test_listing_models_asks_the_command(tmp_path: Path, minter: Minter) -> None:
-    from ava_server.models.clients import ClientPool
+    from ava_server.models.http_clients import ClientPool
     from ava_server.models.listing import ask_endpoint, model_catalogs
 
     with run_model_server([Fail(200, {"data": [{"id": "one"}]})]) as server:
@@ -678,8 +678,8 @@ async def test_listing_models_asks_the_command(tmp_path: Path, minter: Minter) -
 
 
 def test_a_paid_endpoint_is_not_priced_as_a_free_model() -> None:
+    from ava_server.models.model_choice import price_over
     from ava_server.models.prices import Unpriced
-    from ava_server.models.selection import price_over
 
     as_free = {"ours": "openrouter:x/y:free"}
     with pytest.raises(Unpriced, match="which is free"):

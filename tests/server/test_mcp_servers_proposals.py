@@ -14,7 +14,7 @@ from support.runtime import Lab, hand_over, open_lab
 from support.stdio import until
 
 from ava_roles.mcp_client import run_servers
-from ava_roles.mcp_client.tools import ServerEntry
+from ava_roles.mcp_client.server_tools import ServerEntry
 
 pytestmark = pytest.mark.slow
 

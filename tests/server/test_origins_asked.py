@@ -25,11 +25,11 @@ from support.terminal import CONTROLLED, run_on_terminal
 
 from ava_audit.events import Answered, Asked, GuardrailTripped
 from ava_server.approval.decide import PersonAnswer, Shown
-from ava_server.approval.questions import Reply
+from ava_server.approval.start_form import Reply
 from ava_server.config.pin import PinFile
 from ava_server.core.errors import Refused
 from ava_server.service.access import Access, Session
-from ava_server.service.questions import PersonQuestions
+from ava_server.service.run_questions import PersonQuestions
 from ava_server.service.service import Service, decide
 
 

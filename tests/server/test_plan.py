@@ -29,7 +29,7 @@ from ava_audit.events import (
 )
 from ava_server.runs.record.history import History, Recipe
 from ava_server.runs.turn import reservation
-from ava_server.runs.turn.reservation import DOING, NO_PLAN
+from ava_server.runs.turn.reservation import DOING, NO_OUTLINE
 
 # -- the ordinary way -----------------------------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ async def test_a_run_whose_planning_fails_works_without_a_plan(tmp_path: Path, s
         run_id = await planning.run_with_plan(lab)
         assert (await lab.run(run_id)).state == "success"
         assert await lab.facts(run_id, PlanReady) == [PlanReady(plan="", reviewed=False)]
-        assert NO_PLAN in [fact.activity for fact in await lab.facts(run_id, Activity)]
+        assert NO_OUTLINE in [fact.activity for fact in await lab.facts(run_id, Activity)]
         assert planner.asked == [planning.ANALYSIS, *[planning.PLAN] * len(said), planning.WORK, planning.WORK]
         assert [fact.tool for fact in await lab.facts(run_id, ToolResult) if fact.turn is not None] == [
             "read_file",

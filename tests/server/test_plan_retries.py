@@ -15,7 +15,7 @@ from ava_audit.retention import erase_run
 from ava_audit.view import View
 from ava_server.cli.run import _folder_of
 from ava_server.runs.turn.reuse import folder_state
-from ava_server.service import plans as service_plans
+from ava_server.service import session_plans as service_plans
 
 
 async def test_a_plan_goes_on_from_an_earlier_one_and_pays_for_nothing_twice(tmp_path: Path) -> None:

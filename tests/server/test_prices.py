@@ -11,6 +11,7 @@ from support.tool_examples import must_list
 from ava_audit.events import Usage
 from ava_server.core.errors import Refused
 from ava_server.models.base import Bound
+from ava_server.models.model_choice import KNOWN_URLS, TIERS, default_tiers
 from ava_server.models.price_units import NOT_USED, READ, TOOLS, UNBOUNDED, own_action, unbounded_units
 from ava_server.models.prices import (
     Price,
@@ -26,7 +27,6 @@ from ava_server.models.prices import (
     reserve_micros,
 )
 from ava_server.models.providers import PROVIDERS, is_local
-from ava_server.models.selection import KNOWN_URLS, TIERS, default_tiers
 
 SONNET = Price(input=3000, output=15_000, cache_read=300, cache_write=3750)
 counts = st.integers(0, 10**6)

@@ -15,8 +15,8 @@ from support.runtime import PRICED, Lab, check_budgets, hand_over, open_lab, sub
 from ava_audit.events import CostReserved, CostUpdate, ToolCall, ToolResult
 from ava_audit.units import format_usd
 from ava_server.models.base import Bound
+from ava_server.models.model_choice import search_terms
 from ava_server.models.prices import UserPrice, find_price, reserve_micros
-from ava_server.models.selection import search_terms
 from ava_server.runs.record.costs import costs_of
 
 pytestmark = pytest.mark.usefixtures("without_keys")

@@ -23,7 +23,7 @@ from ava_roles.role import parse_role
 from ava_roles.tool import ToolArgs, ToolSpec
 from ava_roles.tools.registry import builtin_tools, tool_specs
 from ava_server.approval.resolve_context import ResolveContext
-from ava_server.models.selection import ModelSettings
+from ava_server.models.model_choice import ModelSettings
 
 BUILT_IN = builtin_tools()
 

@@ -17,7 +17,7 @@ from ava_audit.events import (
     AssistantMessage,
     RunResumed,
 )
-from ava_server.approval.questions import Question, Reply
+from ava_server.approval.start_form import Question, Reply
 from ava_server.runs.record.claims import NotResumed, resume_line
 
 

@@ -22,8 +22,8 @@ from ava_roles.net import search_engines
 from ava_roles.net.search_engines import Brave, Engine, Kagi, SearchResults, Searxng, asked_to_wait, wait_words
 from ava_roles.tool import ToolContext
 from ava_roles.tools.web import WebSearch, WebSearchArgs
-from ava_server.config.search_engines import ask_engine
-from ava_server.models.clients import ClientPool
+from ava_server.config.search_engine import ask_engine
+from ava_server.models.http_clients import ClientPool
 
 
 @pytest.mark.parametrize(

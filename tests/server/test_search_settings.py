@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from support.models.search_answers import KEY
 
 from ava_server.config.keys import Key
-from ava_server.config.search_engines import engine_of
+from ava_server.config.search_engine import engine_of
 from ava_server.config.settings import SearchSettings, load_settings
 from ava_server.core.errors import ConfigError
 

@@ -12,8 +12,8 @@ from ava_audit.store.sqlite import database_url, log_file
 from ava_server.config import checks
 from ava_server.config.settings import Settings, load_settings, read_config
 from ava_server.core.data_root import DataRoot, find_data_root
-from ava_server.core.documents import read_private
 from ava_server.core.errors import ConfigError
+from ava_server.core.shared_files import read_private
 
 KEY = "sk-ant-api03-Ab3Cd4Ef5Gh6Ij7Kl8Mn9Op0Qr1St2Uv3Wx4Yz5"
 

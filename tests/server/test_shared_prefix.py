@@ -19,11 +19,11 @@ from support.runtime import PRICED, open_lab, submit
 from ava_audit.events import RunStarted
 from ava_server.models import factory
 from ava_server.models.base import Request, UserTurn
-from ava_server.models.clients import ClientPool
 from ava_server.models.factory import model_of, parameters
+from ava_server.models.http_clients import ClientPool
+from ava_server.models.model_choice import KNOWN_URLS, Choice
 from ava_server.models.prices import Price
 from ava_server.models.prompt_cache import prompt_cache_of
-from ava_server.models.selection import KNOWN_URLS, Choice
 
 LIST = {"type": "object", "properties": {"items": {"type": "array", "items": {"type": "string"}}}}
 STEPS: list[Mapping[str, Any]] = [

@@ -22,8 +22,8 @@ from ava_server.core.errors import BadInput, Refused
 from ava_server.render.host_text import run_text
 from ava_server.render.responses import RunAnswer
 from ava_server.runs.record.sources import ReadText, SourcePassage
-from ava_server.service import sources
-from ava_server.service.sources import OpenedSource, open_source
+from ava_server.service import source_view
+from ava_server.service.source_view import OpenedSource, open_source
 
 
 def marked(found: SourcePassage) -> str:
@@ -70,14 +70,14 @@ async def test_each_source_opens_on_what_was_read_and_says_what_the_file_is_now(
     first = await opened(lab, run_id, 1)
     assert (first.location, first.place, first.marked) == ("lamp.md", "line 3", "The lamp is lit at dusk.")
     assert first.before.startswith("First line.\n<script>") and first.after == "\nLast line."
-    assert first.note == sources.ELSEWHERE, "it names a book, and the quote stands in a file"
-    assert (first.now, first.now_words) == ("same", sources.SAME)
+    assert first.note == source_view.ELSEWHERE, "it names a book, and the quote stands in a file"
+    assert (first.now, first.now_words) == ("same", source_view.SAME)
     near, without, unread, secret, named = [await opened(lab, run_id, number) for number in range(2, 7)]
     assert near.verdict in ("near", "not_found") and near.location == "lamp.md"
-    assert without.note == sources.NO_QUOTE and without.after == "Last line." and without.place == "lines 1 to 4"
-    assert unread.note == sources.NOTHING and not unread.has_text
+    assert without.note == source_view.NO_QUOTE and without.after == "Last line." and without.place == "lines 1 to 4"
+    assert unread.note == source_view.NOTHING and not unread.has_text
     assert secret.marked == "the harbour is closed" and SECRET not in secret.before
-    assert (secret.now, secret.now_words) == ("unknown", sources.NOT_KEPT), "a hash would let it be guessed"
+    assert (secret.now, secret.now_words) == ("unknown", source_view.NOT_KEPT), "a hash would let it be guessed"
     assert (named.marked, named.place) == ("a name of its own", 'line 3, under "Names"')
     assert "\u202e" not in named.location and named.now == "unknown"
     results = await lab.facts(run_id, ToolResult)
@@ -101,10 +101,10 @@ async def test_each_source_opens_on_what_was_read_and_says_what_the_file_is_now(
         ({"workspace": 7}, "a newer Ava proposed the run"),
     ):
         config = json.dumps({**json.loads(run.config), "workspace_identity": folder_identity(lab.root), **changes})
-        now = sources._compare_file(lab.runtime.settings, replace(run, config=config), read, lab.runtime.user)
-        assert now == ("unknown", sources._not_here(why))
+        now = source_view._compare_file(lab.runtime.settings, replace(run, config=config), read, lab.runtime.user)
+        assert now == ("unknown", source_view._not_here(why))
     lab.workspace.rename(lab.workspace.with_name("moved"))
-    assert (await opened(lab, run_id, 1)).now_words == sources._not_here("its folder cannot be opened")
+    assert (await opened(lab, run_id, 1)).now_words == source_view._not_here("its folder cannot be opened")
     lab.workspace.mkdir()
     (lab.workspace / "lamp.md").write_text(TEXT)
     replaced = await opened(lab, run_id, 1)
@@ -142,7 +142,7 @@ async def test_a_terminal_shows_it_as_plain_text_with_bars_within_its_columns(la
     piped = ava(lab.root, "show", run_id, "--source", "1")
     assert piped.returncode == 0, piped.stderr
     assert "3 ┃ The lamp is lit at dusk.\n" in piped.stdout and "4 │ Last line.\n" in piped.stdout
-    assert "\x1b" not in piped.stdout and "\u202e" not in piped.stdout and sources.SAME in piped.stdout
+    assert "\x1b" not in piped.stdout and "\u202e" not in piped.stdout and source_view.SAME in piped.stdout
     told = json.loads(ava(lab.root, "show", run_id, "--source", "1", "--json").stdout)
     assert (told["marked"], told["now"], told["line"]) == ("The lamp is lit at dusk.", "same", 1)
     both = ava(lab.root, "show", run_id, "--source", "1", "--cost")

@@ -11,9 +11,17 @@ from support.approval.past_runs import config
 from ava_audit.rows import RunRow
 from ava_audit.units import US_PER_S
 from ava_server.evals.case import Case
-from ava_server.suites.plan import Cell, Round
+from ava_server.suites.cells import Cell, Round
 from ava_server.suites.report import page
-from ava_server.suites.results import ColumnScore, Proportion, Ratio, Score, SuiteResult, TryVerdict, result_of
+from ava_server.suites.round_results import (
+    ColumnScore,
+    Proportion,
+    Ratio,
+    Score,
+    SuiteResult,
+    TryVerdict,
+    result_of,
+)
 
 
 def test_costs_are_of_tries_with_a_verdict_and_compared_in_the_cases_that_both_columns_have() -> None:

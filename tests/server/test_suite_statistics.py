@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ava_server.suites.results import Proportion, Ratio, pass_all, pass_at_1, per_solved, sign_test, wilson
+from ava_server.suites.round_results import (
+    Proportion,
+    Ratio,
+    pass_all,
+    pass_at_1,
+    per_solved,
+    sign_test,
+    wilson,
+)
 
 # binomtest(solved, of).proportion_ci(method="wilson")
 WILSON = [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ava_server.core.errors import ConfigError
-from ava_server.suites.plan import frozen_copy, tree_hash
+from ava_server.suites.cells import frozen_copy, tree_hash
 
 # -- workspaces -------------------------------------------------------------------------------------------------------
 

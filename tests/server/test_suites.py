@@ -25,7 +25,7 @@ from ava_server.runs.record.plan_time import PLAN_TIME_OVER
 from ava_server.runs.turn.reservation import cap_words
 from ava_server.service.access import Session
 from ava_server.service.service import Service
-from ava_server.suites.results import SuiteResult
+from ava_server.suites.round_results import SuiteResult
 
 PRICES = {"otter": "twelve cents", "whisper": "nine cents", "sphinx": "four cents"}
 USAGE = {"prompt_tokens": 3_000, "completion_tokens": 1_001, "total_tokens": 4_001}

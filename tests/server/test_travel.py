@@ -32,7 +32,7 @@ from ava_server.core.errors import Refused
 from ava_server.render.host_text import text_of
 from ava_server.runs.turn import setup
 from ava_server.service.fetch import fetch_branch
-from ava_server.service.records import DeliveredFiles
+from ava_server.service.run_records import DeliveredFiles
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 

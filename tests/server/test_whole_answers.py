@@ -12,8 +12,8 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ava_server.http.http_settings import Reach, listen
 from ava_server.http.limits import LOOK_EVERY_S, RequestInProgress, RequestLimits
-from ava_server.http.settings import Reach, listen
 
 BODY = b"the answer " * 1_000
 

@@ -26,7 +26,7 @@ from ava_server.core import background
 from ava_server.core.background import WorkerProcesses, hold_worker_lock, pages_server
 from ava_server.core.data_root import DataRoot
 from ava_server.runs.owner import mode as modes
-from ava_server.service.background import Listeners
+from ava_server.service.background_servers import Listeners
 from ava_server.service.runtime import open_runtime
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,7 @@ from support.model_server import Gate, Say, run_model_server
 from support.runtime import PRICED
 from support.terminal import COMMAND, ava, environment
 
-from ava_server.suites.results import SuiteResult
+from ava_server.suites.round_results import SuiteResult
 
 pytestmark = pytest.mark.slow
 

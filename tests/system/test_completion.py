@@ -21,7 +21,7 @@ from ava_server.cli.app import COMMANDS
 from ava_server.cli.options import EVENT_TYPES
 from ava_server.cli.options import TIERS as OFFERED_TIERS
 from ava_server.config.settings import PriceSettings
-from ava_server.models.selection import TIERS
+from ava_server.models.model_choice import TIERS
 
 pytestmark = pytest.mark.slow
 

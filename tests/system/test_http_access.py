@@ -22,7 +22,7 @@ from ava_server.config.tokens import BEGINS, SCOPES, revoke_token
 from ava_server.core.addresses import proxies_of, public_url
 from ava_server.core.errors import BadInput
 from ava_server.http import sessions
-from ava_server.http.settings import Reach, refuse_open
+from ava_server.http.http_settings import Reach, refuse_open
 
 HELLO = {
     "jsonrpc": "2.0", "id": 1, "method": "initialize",

@@ -20,7 +20,7 @@ from support.network.balancer import Balancer, make_postgres_root, serve_each
 from support.stdio import MODERN, assert_intact, model_env, read_answer, read_log, until
 
 from ava_server.config.tokens import revoke_token
-from ava_server.http.settings import Reach, inner_url
+from ava_server.http.http_settings import Reach, inner_url
 
 pytestmark = [
     pytest.mark.slow,

@@ -18,7 +18,7 @@ from support.stdio import MODES, make_root, read_answer, read_log
 
 from ava_server.config.settings import load_settings
 from ava_server.mcp_server.server import build_server
-from ava_server.service.tools import TOOLS
+from ava_server.service.tool_registry import TOOLS
 
 
 @pytest.mark.requirement("S4-21")

@@ -14,10 +14,10 @@ import pytest
 
 from ava_server.config.keys import WELL_KNOWN
 from ava_server.models.base import AssistantTurn, Completion, Model, Request, ToolSchema, ToolTurn, UserTurn
-from ava_server.models.clients import ClientPool
 from ava_server.models.factory import how_it_thinks, model_of, parameters
+from ava_server.models.http_clients import ClientPool
+from ava_server.models.model_choice import KNOWN_URLS, ModelSettings, Provider, choose
 from ava_server.models.prices import cost_micros
-from ava_server.models.selection import KNOWN_URLS, ModelSettings, Provider, choose
 
 DOOR = ToolSchema(
     "door_colour",

@@ -31,7 +31,7 @@ psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
 from support.postgres import PostgresServer, postgres_server  # noqa: E402
 
-from ava_audit.postgres.database import LOCK  # noqa: E402
+from ava_audit.postgres.server import LOCK  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from support.runtime import PRICED, open_lab
 
 from ava_audit.events import CostUpdate, ErrorOccurred, Event, Fact, ToolCall, ToolResult, UserMessage
 from ava_audit.store.store import Store
-from ava_server.web.events import AT_ONCE, typed_filters
+from ava_server.web.log_pages import AT_ONCE, typed_filters
 
 START_S = 20_450 * DAY_S
 """2025-12-28."""

@@ -155,7 +155,7 @@ def test_no_template_has_inline_code_or_marks_text_as_safe(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../web/pages.py", "..%2fpages.py", "%2e%2e%2f%2e%2e%2fpyproject.toml", "..\\pages.py", "ava.js%00", "%00.js",
+    ["../web/asgi.py", "..%2fasgi.py", "%2e%2e%2f%2e%2e%2fpyproject.toml", "..\\asgi.py", "ava.js%00", "%00.js",
      "ava.js/", "/etc/passwd", ".", "..", "", "htmx.LICENSE", "a" * 5_000 + ".js", "%ff.js", "AVA.JS"],
 )  # fmt: skip
 def test_only_the_static_files_are_served(here: There, name: str) -> None:

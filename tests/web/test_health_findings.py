@@ -12,8 +12,8 @@ from ava_audit.events import ErrorOccurred, Fact, SubagentComplete
 from ava_server.cli import doctor_checks as checks
 from ava_server.service.checks import CheckFinding, Setup, data, models
 from ava_server.web import health
-from ava_server.web.events import EventRow
 from ava_server.web.health import repeated, without_consequences
+from ava_server.web.log_pages import EventRow
 
 
 def test_an_ending_is_left_out_only_where_an_error_of_the_same_run_is_before_it() -> None:

@@ -116,9 +116,9 @@ def test_wrong_tries_of_the_pin_count_on_all_servers_together(team: Team) -> Non
 
 
 def _unlock(team: Team) -> None:
-    from ava_server.core.documents import shared_document
+    from ava_server.core.shared_files import shared_file
 
-    shared = shared_document(DataRoot(team.root).approval_file)
+    shared = shared_file(DataRoot(team.root).approval_file)
     assert shared is not None and not DataRoot(team.root).approval_file.exists()
     shared.change(lambda _text: "")
     team.until(lambda: not PinFile(DataRoot(team.root).approval_file).is_set)

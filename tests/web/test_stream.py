@@ -18,7 +18,7 @@ from support.runtime import PRICED, Lab, open_lab
 
 from ava_audit.events import Event, SettingsChanged, Who
 from ava_audit.store.store import Store, append
-from ava_server.web import pages
+from ava_server.web import asgi
 from ava_server.web.context import PageContext
 
 
@@ -27,13 +27,13 @@ async def others_work(lab: Lab) -> None:
     while True:
         fact = SettingsChanged(setting="users.ben", before=None, after=None)
         await lab.runtime.store.do(append(Event(Who("sess-0", "ava", "ben"), fact)))
-        await anyio.sleep(pages.ALIVE_EVERY_S / 10)
+        await anyio.sleep(asgi.ALIVE_EVERY_S / 10)
 
 
 async def test_a_sign_of_life_comes_as_often_however_busy_other_users_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "ALIVE_EVERY_S", 0.5)
+    monkeypatch.setattr(asgi, "ALIVE_EVERY_S", 0.5)
     async with open_lab(tmp_path, [], config=PRICED) as lab, serve_lab_pages(lab) as browser:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(others_work, lab)
@@ -64,7 +64,7 @@ async def test_a_change_while_the_page_was_on_its_way_is_told_when_its_stream_op
 async def test_what_a_run_is_doing_is_told_to_its_user_and_to_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "ALIVE_EVERY_S", 0.5)
+    monkeypatch.setattr(asgi, "ALIVE_EVERY_S", 0.5)
     script = [slow_answer(80, Gate()), slow_answer(120, Gate())]
     async with open_lab(tmp_path, script, config=PRICED, everybody=True) as lab, serve_lab_pages(lab) as browser:
         other = replace(lab, service=lab.as_user("ben"))
@@ -105,8 +105,8 @@ class Late:
 
 
 async def test_a_change_is_told_once_under_its_own_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "AT_MOST_EVERY_S", 0.2)
-    monkeypatch.setattr(pages, "ALIVE_EVERY_S", 2.0)
+    monkeypatch.setattr(asgi, "AT_MOST_EVERY_S", 0.2)
+    monkeypatch.setattr(asgi, "ALIVE_EVERY_S", 2.0)
     async with open_lab(tmp_path, [], config=PRICED) as lab, serve_lab_pages(lab) as browser:
         proposed: list[int] = []
 

@@ -27,7 +27,7 @@ from ava_audit.events import (
 )
 from ava_server.core.errors import BadInput
 from ava_server.render.approvals import decisions_in
-from ava_server.render.entries import EVENT_NAMES, recent_steps
+from ava_server.render.entry_lines import EVENT_NAMES, recent_steps
 from ava_server.render.turns import Span
 from ava_server.web import timeline
 from ava_server.web.timeline import Order, Place, Scale, place_of, read_newer
@@ -184,7 +184,7 @@ def test_a_page_of_a_long_run_walks_only_its_own_entries(log: TimelineLog) -> No
 
 
 def test_each_event_has_a_name_for_people() -> None:
-    must_list("server/ava_server/render/entries.py: EVENT_NAMES", EVENT_NAMES, FACTS, "event type")
+    must_list("server/ava_server/render/entry_lines.py: EVENT_NAMES", EVENT_NAMES, FACTS, "event type")
 
 
 @pytest.mark.parametrize("order", ["newest", "oldest"])

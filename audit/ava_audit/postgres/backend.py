@@ -23,10 +23,10 @@ from psycopg.conninfo import conninfo_to_dict
 from ava_audit.database import Busy, Commit, Database
 from ava_audit.errors import DataRootRefused, LogMoved, StoreUnavailable, is_thread_shortage
 from ava_audit.postgres.blobs import PostgresBlobs
-from ava_audit.postgres.database import LOCK, PostgresDatabase
-from ava_audit.postgres.documents import PostgresDocuments
 from ava_audit.postgres.leases import LeasedInstances, SessionConnection
+from ava_audit.postgres.server import LOCK, PostgresDatabase
 from ava_audit.postgres.session import LogPlace, first_line
+from ava_audit.postgres.shared_files import PostgresSharedFiles
 from ava_audit.store import schema
 from ava_audit.store.backend import LEASE_S, MARK, VARIABLE, Instances, OlderSchema
 from ava_audit.store.locks import refuse_unfit
@@ -150,8 +150,8 @@ class PostgresBackend:
     def connect(self, *, readonly: bool = False) -> PostgresDatabase:
         return PostgresDatabase(self._conninfo, self._place, readonly=readonly)
 
-    def documents(self) -> PostgresDocuments:
-        return PostgresDocuments(self._conninfo, self.place, self.prepare)
+    def shared_files(self) -> PostgresSharedFiles:
+        return PostgresSharedFiles(self._conninfo, self.place, self.prepare)
 
     def open_to_check(self) -> PostgresDatabase:
         with self._opened() as (db, _conn):

@@ -10,7 +10,7 @@ A `Backend` says how the database is opened, what its errors mean, and how commi
 - blobs: files that every machine can read, only on a server. A blob has no name but its SHA-256. Entries refer to it by
   that, and the digest is checked whenever a blob is read: a changed byte is never used. Which runs use a blob is kept
   beside it; without one, it is removed;
-- documents: small private texts that all servers share, only on a server.
+- shared files: small private texts that all servers share, only on a server.
 """
 
 from __future__ import annotations
@@ -226,24 +226,24 @@ class Blobs(Protocol):
         ...
 
 
-class Documents(Protocol):
-    """Small private documents that all servers of a log share. Every method blocks."""
+class SharedFileStore(Protocol):
+    """Small private files that all servers of a log share. Every method blocks."""
 
     def newer(self, known: Mapping[str, int]) -> dict[str, tuple[int, str]]:
-        """Return the version and text of each document whose version is not the known one. Raises StoreUnavailable."""
+        """Return the version and text of each file whose version is not the known one. Raises StoreUnavailable."""
         ...
 
     def take_over(self, texts: Mapping[str, str]) -> bool:
-        """Store the first texts of all documents, and tell whether there were none yet. Raises StoreUnavailable."""
+        """Store the first texts of all files, and tell whether there were none yet. Raises StoreUnavailable."""
         ...
 
     def changed_text(self, name: str) -> str | None:
-        """Return the text of a document that this thread is changing; None if it is not."""
+        """Return the text of a file that this thread is changing; None if it is not."""
 
     def change(self, name: str, edit: Callable[[str], str]) -> tuple[int, str]:
-        """Replace the text of a document while no other process does; return its version and text.
+        """Replace the text of a file while no other process does; return its version and text.
 
-        Raises what `edit` raises, which leaves the document alone; StoreUnavailable: another process changes it, or it
+        Raises what `edit` raises, which leaves the file alone; StoreUnavailable: another process changes it, or it
         cannot be written; OutcomeUnknown: it may have been written.
         """
         ...
@@ -293,8 +293,8 @@ class Backend(Protocol):
         """Return what was `removed`, `changed` or `added`, by kind and name, since the schema was made."""
         ...
 
-    def documents(self) -> Documents | None:
-        """Return None where they are files."""
+    def shared_files(self) -> SharedFileStore | None:
+        """Return None where they are in the data root."""
 
     def turn(self) -> AbstractContextManager[None]:
         """Wait until this process may write, and hold its turn."""

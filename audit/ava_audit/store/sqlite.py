@@ -130,7 +130,7 @@ class SqliteBackend:
     def connect(self, *, readonly: bool = False) -> SqliteDatabase:
         return connect(self.path, readonly=readonly)
 
-    def documents(self) -> None: ...
+    def shared_files(self) -> None: ...
 
     def open_to_check(self) -> SqliteDatabase:
         path = self.path

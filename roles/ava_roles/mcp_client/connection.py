@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from ava_roles.errors import ToolFailed
-from ava_roles.mcp_client.tools import AVA_NAMES, OfferedTool, ServerEntry, offered_tools
+from ava_roles.mcp_client.server_tools import AVA_NAMES, OfferedTool, ServerEntry, offered_tools
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.sandbox import Bind, Command, Pipes, Sandbox, Unavailable, child_environment
 from ava_roles.sandbox.toolchains import HostFolders, find_installation, overlap

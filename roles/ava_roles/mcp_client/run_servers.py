@@ -15,7 +15,7 @@ from pydantic import ConfigDict
 
 from ava_roles.errors import ToolFailed
 from ava_roles.mcp_client.connection import LaunchContext, McpConnection, connect, describe_failure
-from ava_roles.mcp_client.tools import OfferedTool, ServerEntry
+from ava_roles.mcp_client.server_tools import OfferedTool, ServerEntry
 from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec
 
 START_S = 20.0

@@ -18,8 +18,8 @@ from ava_roles.sandbox.paths import shown
 from ava_roles.texts.encodings import decode
 from ava_roles.threads import run_sync
 from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_edits
-from ava_roles.tools.document import (
-    Document,
+from ava_roles.tools.editable_text import (
+    EditableText,
     NotEditable,
     NotWritable,
     Region,
@@ -277,29 +277,29 @@ def _edit(edits: Edits, args: EditFileArgs, hide: Callable[[str], str]) -> ToolO
     _require_text(new)
     if not old:
         raise ToolFailed("old is empty; quote the text to be replaced, or write a new file with write_file")
-    document = _document(name, edits.read(name))
-    visible = _without_secrets(document, hide)
+    editable = _editable(name, edits.read(name))
+    visible = _without_secrets(editable, hide)
     _refuse_redaction_marks(new, old, name)
-    _refuse_quoted_marks(old, document.text, name)
-    old = _as_written(document.text, old)
+    _refuse_quoted_marks(old, editable.text, name)
+    old = _as_written(editable.text, old)
     if old == new:
         raise ToolFailed("old and new are the same (line endings are kept as the file has them); nothing was changed")
-    starts = document.places(old)
+    starts = editable.places(old)
     if not starts:
         raise ToolFailed(_describe_not_found(name, clean(visible.text)[0], clean(old)[0]))
     if len(starts) > 1 and not args.replace_all:
-        raise ToolFailed(_describe_places(name, document, starts))
+        raise ToolFailed(_describe_places(name, editable, starts))
     if args.replace_all:
-        starts = document.places_to_replace(old)
-        if len(starts) > Document.MAX_REPLACED:
-            raise ToolFailed(f"old is in {shown(name)} at more than {Document.MAX_REPLACED:,} places; quote more")
-    size = len(document.text) + len(starts) * (len(new) - len(old))
+        starts = editable.places_to_replace(old)
+        if len(starts) > EditableText.MAX_REPLACED:
+            raise ToolFailed(f"old is in {shown(name)} at more than {EditableText.MAX_REPLACED:,} places; quote more")
+    size = len(editable.text) + len(starts) * (len(new) - len(old))
     if size > BYTES_MAX:
         raise ToolFailed(f"{shown(name)} would have {size:,} characters, more than {BYTES_MAX:,}; write less")
-    edited, regions = document.replaced(starts, old, new)
+    edited, regions = editable.replaced(starts, old, new)
     edits.write(name, _encode(name, edited))
     places = "1 place" if len(starts) == 1 else f"{len(starts):,} places"
-    head = f"edited {shown(name)}: {places}, {describe_counts(document.lines, edited.lines, regions)}"
+    head = f"edited {shown(name)}: {places}, {describe_counts(editable.lines, edited.lines, regions)}"
     invisible = clean(old)[1]
     if invisible:
         count = invisible * len(starts)
@@ -309,7 +309,7 @@ def _edit(edits: Edits, args: EditFileArgs, hide: Callable[[str], str]) -> ToolO
         if edited.guessed:
             head += ", a guess"
     changes = render_changes(visible.lines, _without_secrets(edited, hide).lines, regions)
-    return ToolOutput(f"{head}\n{changes}{_note_on_last_line(document, edited)}", count=len(starts))
+    return ToolOutput(f"{head}\n{changes}{_note_on_last_line(editable, edited)}", count=len(starts))
 
 
 def _as_written(text: str, old: str) -> str:
@@ -345,16 +345,16 @@ def _write(edits: Edits, args: WriteFileArgs, hide: Callable[[str], str]) -> Too
     data = args.content.encode()
     if existing is None:
         edits.write(name, data)
-        lines = len(Document.of(data).lines)
+        lines = len(EditableText.of(data).lines)
         return ToolOutput(f"wrote {shown(name)}: a new file, {_lines(lines)}, {_bytes(data)}", count=1)
     try:
-        before = Document.of(existing)
+        before = EditableText.of(existing)
     except NotEditable as why:
         edits.write(name, data)
-        lines = len(Document.of(data).lines)
+        lines = len(EditableText.of(data).lines)
         in_place = f"in place of {_bytes(existing)} ({why})"
         return ToolOutput(f"wrote {shown(name)}: {_lines(lines)}, {_bytes(data)}, {in_place}", count=1)
-    after = Document.of(data).like(before)
+    after = EditableText.of(data).like(before)
     written = _encode(name, after)
     if written == existing:
         return ToolOutput(f"{shown(name)} already has this content; nothing was written", count=0)
@@ -371,27 +371,27 @@ def _write(edits: Edits, args: WriteFileArgs, hide: Callable[[str], str]) -> Too
     return ToolOutput(f"{head}; {counts}\n{changes}{_note_on_last_line(before, after)}", count=1)
 
 
-def _document(name: str, data: bytes) -> Document:
+def _editable(name: str, data: bytes) -> EditableText:
     try:
-        return Document.of(data)
+        return EditableText.of(data)
     except NotEditable as why:
         raise ToolFailed(
             f"{shown(name)} cannot be edited: {why}; leave it as it is, or replace it as a whole"
         ) from None
 
 
-def _encode(name: str, document: Document) -> bytes:
+def _encode(name: str, editable: EditableText) -> bytes:
     try:
-        return document.data()
+        return editable.data()
     except NotWritable as why:
         raise ToolFailed(
             f"{why}, the encoding of {shown(name)}; nothing was changed: use a character that this encoding has"
         ) from None
 
 
-def _without_secrets(document: Document, hide: Callable[[str], str]) -> Document:
-    """Return a document as the model may see it: secrets replaced, with the same number of lines."""
-    return replace(document, text=hide(document.text))
+def _without_secrets(editable: EditableText, hide: Callable[[str], str]) -> EditableText:
+    """Return an editable text as the model may see it: secrets replaced, with the same number of lines."""
+    return replace(editable, text=hide(editable.text))
 
 
 def _require_text(text: str) -> None:
@@ -429,13 +429,13 @@ def _describe_not_found(name: str, text: str, old: str) -> str:
     return "\n\n".join(parts)
 
 
-def _describe_places(name: str, document: Document, starts: list[int]) -> str:
-    numbers = document.line_numbers(starts)
+def _describe_places(name: str, editable: EditableText, starts: list[int]) -> str:
+    numbers = editable.line_numbers(starts)
     shown_numbers = [f"{number:,}" for number in numbers[:_MAX_LINE_NUMBERS]]
     if len(numbers) > _MAX_LINE_NUMBERS:
         shown_numbers.append("…")
     count = f"{len(starts)} places"
-    if len(starts) >= Document.MAX_PLACES:
+    if len(starts) >= EditableText.MAX_PLACES:
         count = f"{len(starts):,} places or more"
     return (
         f"old is in {shown(name)} at {count}, beginning in lines {', '.join(shown_numbers)}; quote more lines around"
@@ -451,7 +451,7 @@ def _bytes(data: bytes) -> str:
     return "1 byte" if len(data) == 1 else f"{len(data):,} bytes"
 
 
-def _note_on_last_line(before: Document, after: Document) -> str:
+def _note_on_last_line(before: EditableText, after: EditableText) -> str:
     if not after.text or before.ends_in_line_break == after.ends_in_line_break:
         return ""
     preposition = "with" if after.ends_in_line_break else "without"

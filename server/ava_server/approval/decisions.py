@@ -17,7 +17,6 @@ from ava_server.approval.channels import COUNTED_CHANNELS, PERSON_CHANNELS
 from ava_server.approval.decide import OTHER_REFUSED, FoldedScreen
 from ava_server.approval.outcomes import closed_proposal, run_now
 from ava_server.approval.plain_text import normalize_typography
-from ava_server.approval.plans import change_plan
 from ava_server.approval.proposals import (
     NO_FREE_ID,
     SpawnLimits,
@@ -29,6 +28,7 @@ from ava_server.approval.proposals import (
     spawn_fact,
     texts_of,
 )
+from ava_server.approval.resolve_plan import change_plan
 from ava_server.approval.shown import approval_line
 from ava_server.approval.summary import DayLeft, several_line
 from ava_server.approval.together import StartedTogether, plan_of

@@ -34,7 +34,7 @@ from ava_audit.rows import PastRun
 from ava_audit.view import View
 from ava_server.budget.caps import SHARED_CAPS
 from ava_server.budget.run_config import CAP_OF_ENDING, COST, TIME, Estimate, RunConfig
-from ava_server.models.selection import OFFLINE
+from ava_server.models.model_choice import OFFLINE
 
 COUNTED = ("success", "no_answer", "guardrail", *CAP_OF_ENDING)
 """The endings of runs that count."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers, ToolListing
-from ava_roles.mcp_client.tools import OfferedTool, ServerEntry, covers, is_wildcard, server_of
+from ava_roles.mcp_client.server_tools import OfferedTool, ServerEntry, covers, is_wildcard, server_of
 from ava_roles.role import Role
 from ava_roles.tool import Tool
 from ava_server.budget.run_config import ForeignDefinition, ForeignUse

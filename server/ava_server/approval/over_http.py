@@ -13,7 +13,7 @@ from types import MappingProxyType
 from ava_roles import BUILT_IN_SOURCE
 from ava_roles.catalog import Catalog
 from ava_roles.errors import RolesError
-from ava_roles.mcp_client.tools import PREFIX
+from ava_roles.mcp_client.server_tools import PREFIX
 from ava_roles.role import Role
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace, resolve_workspace

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from ava_roles.mcp_client.tools import server_of
+from ava_roles.mcp_client.server_tools import server_of
 from ava_roles.tool import ToolSpec
 from ava_roles.wrap import list_names
 from ava_server.approval.plain_text import named_path

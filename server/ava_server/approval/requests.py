@@ -26,7 +26,7 @@ from ava_server.models.json_text import deeper_than
 
 WAIT_LIMIT_S, MOST_WAIT_S = 45, 240
 """Hosts end a call after 60 s: a question and a wait share this many seconds."""
-MOST_GROUP_S = 30 * 86_400
+MOST_PLAN_S = 30 * 86_400
 """The longest time of a plan, in seconds."""
 CHANGES_FORM = '{"P-…": {"caps": {…}, "blocked_tools": […], "drop": […]}}'
 REUSE_S = 86_400.0
@@ -60,7 +60,7 @@ def _storable(text: str | None) -> str | None:
 
 _UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 ShortText = Annotated[str, Field(min_length=1), AfterValidator(_storable)]
-GroupTime = Annotated[float, Field(gt=0, le=MOST_GROUP_S), _no_bool("float_type")]
+PlanTime = Annotated[float, Field(gt=0, le=MOST_PLAN_S), _no_bool("float_type")]
 Wait = Annotated[float, Field(ge=0, le=MOST_WAIT_S), _no_bool("float_type")]
 
 
@@ -172,7 +172,7 @@ class PlanArgs(Arguments):
     steps: Any = None
     name: Annotated[str | None, AfterValidator(_one_line)] = Field(default=None, max_length=60)
     max_cost_cents: Number | None = None
-    timeout: GroupTime | None = None
+    timeout: PlanTime | None = None
     task_id: Annotated[str | None, AfterValidator(_storable)] = Field(default=None, max_length=64)
     rationale: str | None = Field(default=None, max_length=2_000)
     ask: bool = False
@@ -197,7 +197,7 @@ class ConfirmArgs(Arguments):
         default=None, description="Only lower: {P-…: {caps, blocked_tools, drop}}; caps as in spawn_subagent."
     )
     group_max_cost_cents: Number | None = None
-    group_timeout: GroupTime | None = None
+    group_timeout: PlanTime | None = None
     wait_seconds: Wait = 0
 
 

@@ -39,7 +39,7 @@ from ava_server.approval.run_caps import (
     extended_thinking,
 )
 from ava_server.budget.run_config import (
-    PLAN_TURNS,
+    OUTLINE_TURNS,
     TURNS,
     EarlierRun,
     ProjectFileSize,
@@ -51,17 +51,17 @@ from ava_server.budget.run_config import (
 )
 from ava_server.config.agents import AgentSpec, agent_of
 from ava_server.config.role_folders import workspace_of
-from ava_server.config.search_engines import provider_engine, without_search
+from ava_server.config.search_engine import provider_engine, without_search
 from ava_server.core.errors import BadInput, Refused, ToolMissing
 from ava_server.models.factory import how_it_thinks
-from ava_server.models.prices import FROM_SETTINGS, unknown_price_words
-from ava_server.models.selection import (
+from ava_server.models.model_choice import (
     Choice,
     ProviderSearch,
     choose,
     is_configured,
     unknown_prices,
 )
+from ava_server.models.prices import FROM_SETTINGS, unknown_price_words
 
 
 def resolve_run_config(
@@ -357,7 +357,7 @@ class _Resolution:
             lacks=lacks,
             **self._reach_fields(found),
             secrets=self._secrets(found.names),
-            plan=self._plans(choice, caps[TURNS.field]),
+            plan=self._wants_outline(choice, caps[TURNS.field]),
             questions=role.questions if ASK.name in found.names else 0,
             context_from=self._earlier,
             foreign=self._foreign.uses(found.names),
@@ -435,16 +435,16 @@ class _Resolution:
         own = [spec for spec in specs_of(self._role.tools, self._tools) if spec.edits or spec.files]
         return [*specs, *own, tool_specs()["run_bash"]]
 
-    def _plans(self, choice: Choice, turns: int) -> bool:
-        if self._agent is not None:  # it plans by itself
+    def _wants_outline(self, choice: Choice, turns: int) -> bool:
+        if self._agent is not None:  # it plans its own work
             return False
-        plan = self._role.plan if self._args.plan is None else self._args.plan
-        if plan and choice.wire != "offline" and turns < PLAN_TURNS + 2:
+        is_wanted = self._role.plan if self._args.plan is None else self._args.plan
+        if is_wanted and choice.wire != "offline" and turns < OUTLINE_TURNS + 2:
             raise BadInput(
-                f"max_iterations: planning takes {PLAN_TURNS} turns, and {turns} leave none for the work;"
-                f" give {PLAN_TURNS + 2} or more, or plan: false"
+                f"max_iterations: planning takes {OUTLINE_TURNS} turns, and {turns} leave none for the work;"
+                f" give {OUTLINE_TURNS + 2} or more, or plan: false"
             )
-        return plan
+        return is_wanted
 
     def _secrets(self, tools: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
         if not self._role.secrets or not self._tool_resolution.have(tools, "secrets"):

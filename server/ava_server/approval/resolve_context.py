@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from ava_roles.catalog import Catalog
 from ava_roles.errors import WorkspaceRefused
 from ava_roles.mcp_client.run_servers import ToolListing
-from ava_roles.mcp_client.tools import ServerEntry
+from ava_roles.mcp_client.server_tools import ServerEntry
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
 from ava_roles.tool import Tool
 from ava_server.approval.scope import no_sandbox
 from ava_server.config.secrets import Secret
 from ava_server.core.errors import key_shapes
-from ava_server.models.selection import ModelSettings, ProviderSearch
+from ava_server.models.model_choice import ModelSettings, ProviderSearch
 
 if TYPE_CHECKING:
     from ava_audit.rows import PastRun

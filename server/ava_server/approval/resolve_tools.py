@@ -14,11 +14,11 @@ from ava_roles.tool import Tool
 from ava_roles.tools.registry import tool_specs
 from ava_roles.tools.run import ASK, READ_SKILL
 from ava_roles.tools.run import NAME as RECALL
-from ava_server.approval.coding import changes_files, refuse_coding, resolve_coding
 from ava_server.approval.mcp_scope import McpScope, excluded
 from ava_server.approval.reach import RunReach
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.requests import SpawnArgs
+from ava_server.approval.resolve_coding import changes_files, refuse_coding, resolve_coding
 from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.scope import confinement_of, git_folder_of, git_folder_rule, sandbox_for
 from ava_server.budget.run_config import RUN_TOOLS, Coding, EarlierRun

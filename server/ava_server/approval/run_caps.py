@@ -8,7 +8,7 @@ from ava_roles.role import Role
 from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import CAPS, COST, RunCap
 from ava_server.core.errors import BadInput
-from ava_server.models.selection import Choice, Thinking
+from ava_server.models.model_choice import Choice, Thinking
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Limits

@@ -22,7 +22,7 @@ from ava_server.approval.plain_text import (
 )
 from ava_server.approval.reach import PATH_CHARS, PATHS, sees_files
 from ava_server.budget.run_config import (
-    PLAN_TURNS,
+    OUTLINE_TURNS,
     Coding,
     EarlierRun,
     Estimate,
@@ -496,7 +496,7 @@ def _coding_lines(coding: Coding) -> list[str]:
 
 
 def _search_line(config: RunConfig) -> str:
-    from ava_server.config.search_engines import engine_title, search_cost  # with the HTTP client
+    from ava_server.config.search_engine import engine_title, search_cost  # with the HTTP client
 
     engine = engine_title(config.search)
     call = config.search_call
@@ -676,8 +676,8 @@ def _limit_lines(config: RunConfig, day: DayLeft) -> list[str]:
     lines = [f"At most {turns:,} turns, {calls:,} tool calls and {tokens:,} tokens."]
     if not _day_lines(config, day):
         lines += _turns_bought(config, "Its cost cap", config.max_cost_micros)
-    if config.plans:
-        lines.append(f"It plans first and then works: planning takes {PLAN_TURNS} of its {turns} turns.")
+    if config.writes_outline:
+        lines.append(f"It plans first and then works: planning takes {OUTLINE_TURNS} of its {turns} turns.")
     elif config.plan:
         lines.append("It does not plan first, because there is no language model to do it.")
     if config.labels:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from ava_audit.events import Channel, Event, SpawnDecided, SpawnProposed, UserMessage, Who
 from ava_audit.units import MICROS_PER_CENT
 from ava_server.approval.plan_summary import separate_reach
-from ava_server.approval.plans import LONGEST_S, plan_config
 from ava_server.approval.proposals import spawn_fact
+from ava_server.approval.resolve_plan import LONGEST_S, plan_config
 from ava_server.approval.steps import ITEM
 from ava_server.budget.run_config import RunConfig, StepConfig, Texts, digest
 from ava_server.core.ids import AGENT

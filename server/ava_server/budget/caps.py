@@ -365,7 +365,7 @@ def may_have_cost(fact: CostUpdate) -> bool:
 
 
 def in_flight_purpose(view: View, run: RunRow) -> Purpose | None:
-    """Return the purpose of a run's call in flight, from the log: the plan, or `retries` of a paid turn."""
+    """Return the purpose of a run's call in flight, from the log: the outline (`plan`), or `retries` of a paid turn."""
     calls = run.calls_in_flight
     if not calls:
         return None

@@ -13,7 +13,7 @@ from pydantic import BaseModel, PlainSerializer
 
 from ava_audit.events import UserMessage
 from ava_audit.units import MICROS_PER_CENT, cap_micros, format_usd, minutes
-from ava_roles.mcp_client.tools import OfferedTool
+from ava_roles.mcp_client.server_tools import OfferedTool
 from ava_roles.tools.run import RUN_SPECS
 from ava_server.core.ids import IN_PROCESS
 from ava_server.models.prices import Price
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_roles.role import Role
     from ava_server.config.settings import Limits
-    from ava_server.models.selection import ProviderSearch
+    from ava_server.models.model_choice import ProviderSearch
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,8 @@ def limits_for_model(stored: Callable[[RunCap], float], *, free: bool) -> dict[s
     return limits
 
 
-PLAN_TURNS = 3
-"""Turns of planning before the work: analysis, plan, review."""
+OUTLINE_TURNS = 3
+"""Turns of the outline before the work: analysis, plan, review."""
 RUN_TOOLS = tuple(spec.name for spec in RUN_SPECS)
 """Tools that read the run's own log. Every run has them; the last one only with results of earlier runs."""
 NO_COMMANDS = "none needed"
@@ -486,8 +486,8 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
         return max(0, min(1 + (micros - self.start_micros) // self.turn_micros, self.max_iterations))
 
     @property
-    def plans(self) -> bool:
-        """Whether it plans before it works; the offline reader has no language model for that."""
+    def writes_outline(self) -> bool:
+        """Whether it outlines its work before it begins; the offline reader has no language model for that."""
         return self.plan and not self.model.startswith("offline/")
 
 

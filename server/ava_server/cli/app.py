@@ -32,7 +32,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "approve": ("approve", "Start proposals or raise a run's cap; without an id, all that wait."),
         "reject": ("approve", "Reject proposals; without an id, one by one."),
         "status": ("status", "A dashboard of runs, spending and health; decide in it."),
-        "ui": ("pages", "See runs, costs and the log in a browser, and decide there."),
+        "ui": ("ui", "See runs, costs and the log in a browser, and decide there."),
         "show": ("show", "One run: its task, who approved it, what it did, its result."),
         "wait": ("wait", "Wait for the end of runs, and show their results."),
         "fetch": ("show", "Bring a coder's branch here from another machine."),
@@ -68,7 +68,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "roles": ("roles", "Roles and their files; by itself, the list."),
         "memory": ("memory", "Notes that subagents may recall."),
         "pin": ("credentials", "The approval PIN, without which nothing starts."),
-        "passkey": ("pages", "The passkeys with which people approve in a browser."),
+        "passkey": ("ui", "The passkeys with which people approve in a browser."),
         "completion": ("options", "Print the completion script for bash, zsh or fish."),
     },
     "Server": {

@@ -15,7 +15,7 @@ from ava_server.approval.decide import FoldedScreen, PersonAnswer, Shown
 from ava_server.cli import terminal
 from ava_server.cli.app import NOT_APPROVED, in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import read_settings
-from ava_server.cli.options import GroupMaxCost, GroupTimeout, TokenFile, Url, parse_group_limits, proposals
+from ava_server.cli.options import PlanMaxCost, PlanTimeout, TokenFile, Url, parse_plan_limits, proposals
 from ava_server.cli.remote import Connection, chosen_server
 from ava_server.cli.service_client import (
     THERE_EVERY_S,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 REJECT = ("r", "reject")
 DECISIONS = (*YES, *REJECT)
-_NO_GROUP = "--group-max and --group-timeout are for two or more proposals; give their ids"
+_FOR_SEVERAL = "--group-max and --group-timeout are for two or more proposals; give their ids"
 _Ids = Annotated[
     list[str] | None, typer.Argument(metavar="P-ID…", help="Proposals, or subagents (S-…).", autocompletion=proposals)
 ]
@@ -46,8 +46,8 @@ _Ids = Annotated[
 async def approve_command(
     context: typer.Context,
     ids: _Ids = None,
-    group_max_cost: GroupMaxCost = None,
-    group_timeout: GroupTimeout = None,
+    group_max_cost: PlanMaxCost = None,
+    group_timeout: PlanTimeout = None,
     url: Url = None,
     token_file: TokenFile = None,
 ) -> None:
@@ -57,9 +57,9 @@ async def approve_command(
     waiting proposals, and then the runs near a cap that ask for more. `ava --url URL approve` decides on another
     server, with a token of the scope approve instead of the PIN.
     """
-    limits = parse_group_limits(group_max_cost, group_timeout)
+    limits = parse_plan_limits(group_max_cost, group_timeout)
     if limits and len(set(ids or ())) < 2:
-        raise BadInput(_NO_GROUP)
+        raise BadInput(_FOR_SEVERAL)
     server = chosen_server(context, url, token_file)
     refuse_in_subagent("ava approve")
     async with _open_client(server, "ava approve", asked=True, on_terminal=bool(ids)) as client:
@@ -291,8 +291,8 @@ async def _extend(client: Approvals, one: PendingExtension) -> int:
 
 async def _approve_together(client: Approvals, waiting: list[Pending], limits: dict[str, Any]) -> int:
     if limits and len(waiting) < 2:  # several ids can name the same proposal
-        raise BadInput(_NO_GROUP)
-    check_group_cap(limits, sum(one.max_cost_micros for one in waiting))
+        raise BadInput(_FOR_SEVERAL)
+    check_plan_cap(limits, sum(one.max_cost_micros for one in waiting))
 
     async def choice() -> ChosenProposals:
         return await choose(waiting, limits)
@@ -416,7 +416,7 @@ async def choose(waiting: list[Pending], limits: dict[str, Any], *, err: bool = 
     return ChosenProposals(chosen, limits, screens)
 
 
-def check_group_cap(limits: Mapping[str, Any], together_micros: int) -> None:
+def check_plan_cap(limits: Mapping[str, Any], together_micros: int) -> None:
     """Raises BadInput if the cap for all together is above the sum of their own."""
     if cap_micros(limits.get("group_max_cost_cents", 0)) > together_micros:
         raise BadInput(

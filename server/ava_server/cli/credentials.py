@@ -140,7 +140,7 @@ def remove_key_command(provider: _StoredProvider) -> None:
 
 
 def _search_in_use(root: DataRoot) -> str:
-    from ava_server.config.search_engines import engine_of, search_cost
+    from ava_server.config.search_engine import engine_of, search_cost
 
     engine = engine_of(read_settings(root).search, keys.read_keys(root.keys))
     if engine is None:

@@ -174,7 +174,7 @@ async def _run(demo: Demo, place: Path) -> int:
     environment["AVA_BACKGROUND"] = "false"  # nothing is left running when the demo ends
     environment["AVA_WORKSPACE"] = str(demo.folder)  # else what is around the temporary folder would decide
     if demo.scripted:
-        from ava_server.models.selection import SCRIPTED
+        from ava_server.models.model_choice import SCRIPTED
 
         environment["AVA_MODEL"] = SCRIPTED
         say("Starting. The model is a script that comes with Ava, not a language model.")

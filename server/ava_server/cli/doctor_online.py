@@ -24,18 +24,18 @@ from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.log_access import note_fetched
 from ava_server.cli.service_client import Approvals, SessionTransport, open_session, propose
 from ava_server.cli.terminal import ReaderGone, someone_there
-from ava_server.config.search_engines import ask_engine, search_cost
+from ava_server.config.search_engine import ask_engine, search_cost
 from ava_server.config.settings import Settings
 from ava_server.core.errors import AvaError, ConfigError, leaves_of
 from ava_server.core.threads import run_async
-from ava_server.models.clients import ClientPool
-from ava_server.models.selection import Choice, configured
+from ava_server.models.http_clients import ClientPool
+from ava_server.models.model_choice import Choice, configured
 from ava_server.render.responses import RunAnswer, SpawnAnswer
 from ava_server.runs.owner.mode import OWN_RUNS
 from ava_server.service.access import Session, ignore_progress
 from ava_server.service.checks import REPORT, CheckFinding, Setup, from_error
 from ava_server.service.checks.models import cheapest, models_of, search_engine
-from ava_server.service.records import run_record
+from ava_server.service.run_records import run_record
 from ava_server.service.runtime import Runtime, open_runtime, refuse_recursion
 from ava_server.service.service import Service
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
     from ava_server.evals.recording import Frozen, Recording
     from ava_server.evals.replay import ReplayChange, Replayed
-    from ava_server.models.selection import ModelSettings
+    from ava_server.models.model_choice import ModelSettings
 
 eval_command = typer.Typer(no_args_is_help=True)
 
@@ -242,7 +242,7 @@ def _changes(
     from ava_server.config.credentials import model_settings
     from ava_server.config.role_folders import places_here
     from ava_server.evals.replay import ReplayChange
-    from ava_server.models.selection import choose
+    from ava_server.models.model_choice import choose
 
     chosen_role = None
     if file is not None:
@@ -278,8 +278,8 @@ def _without_keys(models: ModelSettings) -> ModelSettings:
 def _has_another_price(recording: Recording, models: ModelSettings) -> bool:
     """Blocking."""
     from ava_audit.events import RunStarted
+    from ava_server.models.model_choice import price_over
     from ava_server.models.prices import Unpriced
-    from ava_server.models.selection import price_over
 
     config = recording.config
     if config.base_url is None:

@@ -462,7 +462,7 @@ def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> b
 
 async def _check(server: Connection) -> str:
     """Return what the token may do on a server. Raises Refused if a host should not have it."""
-    from ava_server.cli.records import open_server_records
+    from ava_server.cli.record_client import open_server_records
     from ava_server.cli.remote import OlderServer
     from ava_server.service.record_requests import TOKEN
 
@@ -514,7 +514,7 @@ def _report_lacks(started: Launch, hosts: Sequence[Host], report: Report) -> Non
     """Report what this installation lacks, and what of that is there."""
     from ava_server.config.credentials import model_settings
     from ava_server.hosts.launching import why_temporary
-    from ava_server.models.selection import is_configured
+    from ava_server.models.model_choice import is_configured
 
     why = why_temporary(Path(sys.prefix))
     if why and Path(started.command).is_relative_to(sys.prefix):

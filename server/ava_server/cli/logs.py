@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from ava_audit.search import LogQuery
     from ava_audit.store.store import Store
     from ava_audit.view import View
-    from ava_server.cli.records import Records
+    from ava_server.cli.record_client import Records
 
 LAST = 50
 LAST_FOLLOWED = 10
@@ -114,7 +114,7 @@ def logs_command(
     if follow and until is not None:
         raise BadInput("--until: nothing new is before a time; leave --follow or --until out.")
     from ava_audit.search import LogQuery
-    from ava_server.render.entries import BOOKKEEPING
+    from ava_server.render.entry_lines import BOOKKEEPING
 
     server = chosen_server(context, url, token_file)
     query = _query(kind, since, until, agent, user, session, search=search, level=level)
@@ -143,7 +143,7 @@ def _run(
     show: Callable[[AbstractAsyncContextManager[Records]], Coroutine[Any, Any, None]],
 ) -> None:
     """Show a log of this machine without an event loop, where it is only to be looked at: that starts faster."""
-    from ava_server.cli.records import look_at_records, open_records
+    from ava_server.cli.record_client import look_at_records, open_records
 
     if server is None and not follow:
         records = look_at_records(find_data_root())
@@ -172,7 +172,7 @@ class _Printer:
                 lines = [records.lines[entry.seq] for entry in entries[start : start + _ROWS_AT_ONCE]]
                 write_lines(b"".join(lines))
             return
-        from ava_server.render.entries import entry_line
+        from ava_server.render.entry_lines import entry_line
 
         for entry in entries:
             line = entry_line(entry, names=records.names, utc=self._utc, width=PIPED_WIDTH)
@@ -182,7 +182,7 @@ class _Printer:
                 say(line)
 
     def _draw(self, line: str, entry: Entry) -> None:
-        from ava_server.render.entries import is_trouble
+        from ava_server.render.entry_lines import is_trouble
 
         if not self._whole_errors or not is_trouble(entry):
             fitting = terminal.cut(line, columns())

@@ -17,11 +17,11 @@ from ava_server.core.ids import model_about, suggestion
 from ava_server.core.threads import run_async
 from ava_server.hosts.launching import key_advice
 from ava_server.models import listing
-from ava_server.models.clients import ClientPool
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.listing import ModelCatalog, Offer, ResolvedModel, resolve_models
+from ava_server.models.model_choice import SET_A_MODEL, ModelSettings
 from ava_server.models.prices import Price, PriceStep, per_call, price_json, price_lines, usd
 from ava_server.models.providers import PROVIDERS
-from ava_server.models.selection import SET_A_MODEL, ModelSettings
 
 WIDTH = 80
 _MARGIN = 10

@@ -238,10 +238,10 @@ RunIdsOrLast = Annotated[
         autocompletion=open_runs,
     ),
 ]
-GroupMaxCost = Annotated[
+PlanMaxCost = Annotated[
     str | None, typer.Option("--group-max", metavar="DOLLARS", help="For two or more: the most they cost together.")
 ]
-GroupTimeout = Annotated[
+PlanTimeout = Annotated[
     str | None, typer.Option(metavar="TIME", help="For two or more: the longest they take together.")
 ]
 Everybody = Annotated[bool, typer.Option("--all", help="The runs of all users, not only yours.")]
@@ -299,8 +299,8 @@ def parse_seconds(option: str, text: str | None) -> float | None:
     return seconds
 
 
-def parse_group_limits(max_cost: str | None, timeout: str | None) -> dict[str, Any]:
-    """Return the given limits of a group as `confirm_spawn` takes them."""
+def parse_plan_limits(max_cost: str | None, timeout: str | None) -> dict[str, Any]:
+    """Return the given limits of several proposals together as `confirm_spawn` takes them."""
     limits = {
         "group_max_cost_cents": parse_cents("--group-max", max_cost),
         "group_timeout": parse_seconds("--group-timeout", timeout),

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.totals import PlanSum
     from ava_server.approval.estimates import Kept
-    from ava_server.cli.records import Records
+    from ava_server.cli.record_client import Records
     from ava_server.render.approvals import Decisions, MadeDecision
 
     Screen = Callable[[Records], Coroutine[Any, Any, None]]
@@ -85,7 +85,7 @@ def report_command(
 
 def _show(server: Connection | None, screen: Screen, *, owners: bool = False) -> None:
     """Open the records and show a screen of them. `owners`: the screen asks whether the owners of runs live."""
-    from ava_server.cli.records import MemoryTransport, Records, open_server_records
+    from ava_server.cli.record_client import MemoryTransport, Records, open_server_records
 
     if server is not None:
         from ava_server.core.threads import run_async
@@ -172,7 +172,7 @@ def _head(report: Report) -> Iterator[str]:
     )
     parts = {
         "retries": total.retries,
-        "planning": total.plan,
+        "planning": total.outline,
         "unknown, the most that it can be, because the provider did not say,": total.uncosted,
     }
     costs = [f"{name} {format_usd(cost)}" for name, cost in parts.items() if cost]

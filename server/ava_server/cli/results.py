@@ -25,7 +25,7 @@ from ava_server.render.result import FindingView, Result, UntrustedText, artifac
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_server.render.responses import RunAnswer
-    from ava_server.service.records import DeliveredFiles
+    from ava_server.service.run_records import DeliveredFiles
 
 _NOTHING = UntrustedText("")
 ENDING_CODES = {
@@ -207,7 +207,7 @@ _SET_KEY = re.compile(r"([Ss])tore a valid key with `ava key set`")
 def _next_step(run: RunAnswer, error: Mapping[str, Any]) -> str:
     """Return what a person at a terminal can do about an error: the log names neither the provider nor commands."""
     from ava_server.cli.options import name_options
-    from ava_server.models.selection import CUSTOM
+    from ava_server.models.model_choice import CUSTOM
 
     step = str(error["what_to_do"])
     provider, _colon, _model = (run.model or "").partition(":")

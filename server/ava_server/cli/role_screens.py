@@ -7,7 +7,7 @@ from typing import Any
 
 from ava_audit.units import minutes
 from ava_roles.catalog import Catalog, UntrustedFile
-from ava_roles.mcp_client.tools import server_of
+from ava_roles.mcp_client.server_tools import server_of
 from ava_roles.memory import Memory
 from ava_roles.role import Role, effect_words, first_sentence, system_prompt
 from ava_roles.skills import FILE as SKILL_FILE
@@ -16,9 +16,9 @@ from ava_roles.tool import ToolArgs, ToolSpec
 from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.tools.run import RUN_SPECS
 from ava_roles.wrap import clean, list_names, show_controls
-from ava_server.approval.coding import lacks_model
 from ava_server.approval.reach import reach
 from ava_server.approval.requests import SpawnArgs
+from ava_server.approval.resolve_coding import lacks_model
 from ava_server.approval.run_caps import caps_of
 from ava_server.approval.summary import why_unavailable
 from ava_server.budget.run_config import CAPS, COST, RunCap, limits_for_model
@@ -26,7 +26,7 @@ from ava_server.cli.terminal import one_line, wrapped_lines
 from ava_server.config.credentials import model_settings
 from ava_server.config.keys import read_keys
 from ava_server.config.role_folders import RolePlaces
-from ava_server.config.search_engines import any_search
+from ava_server.config.search_engine import any_search
 from ava_server.config.settings import Settings
 from ava_server.core.ids import model_words
 from ava_server.models.listing import ResolvedModel

@@ -29,7 +29,7 @@ from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import config_of
 from ava_server.cli import options
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
-from ava_server.cli.approve import ChosenProposals, check_group_cap, choose, shown_of
+from ava_server.cli.approve import ChosenProposals, check_plan_cap, choose, shown_of
 from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import ended_runs, roles, runs_with_result, tiers
 from ava_server.cli.results import check_folder
@@ -66,7 +66,7 @@ class RunRequest:
 
     Attributes:
         spawns: The arguments of `spawn_subagent` for each subagent.
-        group: The limits of several together, as `confirm_spawn` takes them.
+        plan_limits: The limits of several together, as `confirm_spawn` takes them.
         most_micros: The most that several may cost together, where their own caps come to more; micro-USD.
         degraded: Accept that tools which the roles need are missing.
         yes: Start without asking.
@@ -78,7 +78,7 @@ class RunRequest:
     """
 
     spawns: tuple[dict[str, Any], ...]
-    group: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    plan_limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
     most_micros: int | None = None
     degraded: bool = False
     yes: bool = False
@@ -207,8 +207,8 @@ def run_command(
     parallel: _Parallel = False,
     file: _Files = None,
     also: _Also = None,
-    group_max_cost: options.GroupMaxCost = None,
-    group_timeout: options.GroupTimeout = None,
+    group_max_cost: options.PlanMaxCost = None,
+    group_timeout: options.PlanTimeout = None,
     steps: _Steps = None,
     *,
     as_json: _AsJson = False,
@@ -241,7 +241,7 @@ def run_command(
         max_cost = common["max_cost_cents"]
     request = RunRequest(
         spawns,
-        options.parse_group_limits(group_max_cost, group_timeout),
+        options.parse_plan_limits(group_max_cost, group_timeout),
         degraded=degraded,
         yes=yes,
         capped=max_cost is not None,
@@ -308,7 +308,7 @@ def checked_settings(request: RunRequest) -> Settings:
     """Raises BadInput if the results cannot be delivered; Refused if nobody can approve the request here."""
     from ava_server.budget.user_limits import policy_in_force
 
-    if request.group and len(request.spawns) < 2:
+    if request.plan_limits and len(request.spawns) < 2:
         raise BadInput("--group-max and --group-timeout are for two or more together; give more tasks")
     if request.out is not None and (request.out.is_dir() or not request.out.absolute().parent.is_dir()):
         raise BadInput(f"--out: {request.out} cannot be written: it must be a file in an existing folder")
@@ -542,7 +542,7 @@ async def _choose(client: Approvals, proposals: list[Pending], request: RunReque
 
     Raises Refused if the PIN was not given; BadInput if the cap of all is above the sum of their own, or would be lost.
     """
-    limits = dict(request.group)
+    limits = dict(request.plan_limits)
     try:
         if request.yes and not request.capped and not all(one.free for one in proposals):
             raise BadInput("--yes skips the question, so --max-cost is required; such as --max-cost 0.50")
@@ -610,10 +610,10 @@ def _short_task(spawn: Mapping[str, Any]) -> str:
 def _limits_of(request: RunRequest, together_micros: int) -> dict[str, Any]:
     """Return the limits of several together. Raises BadInput if their cap is above the sum of their own."""
     try:
-        check_group_cap(request.group, together_micros)
+        check_plan_cap(request.plan_limits, together_micros)
     except BadInput as error:
         raise BadInput(f"{error}. Nothing was started.") from None
-    limits = dict(request.group)
+    limits = dict(request.plan_limits)
     if request.most_micros is not None and request.most_micros < together_micros:
         limits["group_max_cost_cents"] = request.most_micros // MICROS_PER_CENT
     return limits

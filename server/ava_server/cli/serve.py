@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
     from ava_server.core.data_root import DataRoot
     from ava_server.core.shutdown import GracefulShutdown
-    from ava_server.service.background import Listeners
+    from ava_server.service.background_servers import Listeners
     from ava_server.service.runtime import Runtime
 
 HAND_OVER_S = 600.0
@@ -215,7 +215,7 @@ async def _work(settings: Settings, beside: str, listens: bool) -> int:
     from ava_server.core.background import HTTP_DRAIN_S, hold_worker_lock
     from ava_server.core.shutdown import GracefulShutdown, ignore_signals
     from ava_server.runs.owner.mode import SERVER, driver_of, working
-    from ava_server.service.background import Listeners
+    from ava_server.service.background_servers import Listeners
     from ava_server.service.runtime import open_runtime
 
     root, only_listens = settings.paths, listens and driver_of(settings) != "the worker"

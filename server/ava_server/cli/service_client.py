@@ -121,7 +121,7 @@ _DONE: Mapping[Kind, str] = {"start": "started", "extend": "raised", "answer": "
 
 async def unless_decided(client: Approvals, shown: Sequence[Shown], work: Callable[[], Awaitable[T]]) -> T | None:
     """Return what a question gives; None if one of the proposals was decided elsewhere first, which withdraws it."""
-    from ava_server.service.outcomes import ask_until  # not needed to read the command line
+    from ava_server.service.open_questions import ask_until  # not needed to read the command line
 
     return await ask_until(lambda: client.until_decided(shown), work)
 
@@ -182,7 +182,7 @@ class SessionTransport:
         return decided
 
     async def wait_for_entry(self, after: int) -> None:
-        from ava_server.service.outcomes import DECIDED_EVERY_S
+        from ava_server.service.open_questions import DECIDED_EVERY_S
 
         with anyio.move_on_after(DECIDED_EVERY_S):
             await self._runtime.store.wait_for_entry_after(after)

@@ -36,7 +36,7 @@ from ava_server.budget.run_config import RunConfig, Texts, caps_text, config_of
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
 from ava_server.cli.options import EndedRunId, Json, LastRunId, TokenFile, Url, Utc, absolute_path
-from ava_server.cli.records import open_to_show
+from ava_server.cli.record_client import open_to_show
 from ava_server.cli.remote import chosen_server
 from ava_server.cli.results import WIDEST, show_results
 from ava_server.cli.terminal import (
@@ -60,7 +60,7 @@ from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, model_about, state_words
 from ava_server.models.prices import Price, billed_words, per_call, rates_json
 from ava_server.render.approvals import RunDecision, decisions_in
-from ava_server.render.entries import arguments_text, entry_line, is_trouble
+from ava_server.render.entry_lines import arguments_text, entry_line, is_trouble
 from ava_server.render.responses import RunAnswer, answers_json
 from ava_server.render.result import verdict_words
 from ava_server.render.turns import (
@@ -78,11 +78,11 @@ from ava_server.render.turns import (
 from ava_server.service.record_requests import COSTS, SOURCE
 
 if TYPE_CHECKING:
-    from ava_server.cli.records import Records
+    from ava_server.cli.record_client import Records
     from ava_server.runs.record.costs import Attempt, Costs
     from ava_server.service.fetch import FetchedBranch
-    from ava_server.service.records import RunRecord
-    from ava_server.service.sources import OpenedSource, SourceWindow
+    from ava_server.service.run_records import RunRecord
+    from ava_server.service.source_view import OpenedSource, SourceWindow
 
 
 @in_event_loop
@@ -147,7 +147,7 @@ async def _show_source(records: Records, run: RunRow, number: int, as_json: bool
 
 
 async def _show_diff(records: Records, record: RunRecord, as_json: bool) -> None:
-    from ava_server.service.records import shown_changes
+    from ava_server.service.run_records import shown_changes
 
     run = record.row
     changes = shown_changes(run, record.answer)

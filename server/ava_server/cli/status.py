@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ava_server.cli.status_overview import SandboxProbe
     from ava_server.config.settings import Settings
     from ava_server.service.checks import CheckFinding
-    from ava_server.service.records import CurrentViews
+    from ava_server.service.run_records import CurrentViews
 
 MOST = 200
 """Runs that the dashboard reads in full each second, of those that have not ended and of those that have."""
@@ -87,7 +87,7 @@ def _show_once(settings: Settings, probe: SandboxProbe, *, everybody: bool, as_j
 
 
 async def _show_server(server: Connection, everybody: bool, as_json: bool) -> None:
-    from ava_server.cli.records import open_server_records
+    from ava_server.cli.record_client import open_server_records
     from ava_server.service.checks import CheckFinding
     from ava_server.service.record_requests import CURRENT
 

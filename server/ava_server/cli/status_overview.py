@@ -21,12 +21,12 @@ from ava_audit.units import cents, counted, format_bytes, now_us
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.budget.user_limits import day_caps
 from ava_server.cli.log_look import LogLook, NoLog
-from ava_server.cli.records import MemoryTransport, Records
+from ava_server.cli.record_client import MemoryTransport, Records
 from ava_server.config.credentials import model_settings
 from ava_server.config.settings import Settings, load_settings
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
-from ava_server.models.selection import configured
+from ava_server.models.model_choice import configured
 from ava_server.service.checks import CheckFinding, Setup, data
 from ava_server.service.checks.refused_keys import refused_findings, with_refused_keys
 from ava_server.service.current import Budget, CurrentRuns, LogFacts, todays_budgets
@@ -35,7 +35,7 @@ from ava_server.service.record_requests import CURRENT
 if TYPE_CHECKING:
     from ava_server.cli.service_client import LookTransport
     from ava_server.render.run_view import RunView
-    from ava_server.service.records import CurrentViews
+    from ava_server.service.run_records import CurrentViews
 
 T = TypeVar("T")
 DELIVERY_EVERY_S = 5.0

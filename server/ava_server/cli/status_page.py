@@ -22,7 +22,7 @@ from ava_server.service.current import Budget, others_words
 
 if TYPE_CHECKING:
     from ava_server.render.run_view import RunView
-    from ava_server.service.records import CurrentViews
+    from ava_server.service.run_records import CurrentViews
 
 NO_RUNS = "No subagents: none waits, runs, or ended within the last hour."
 ENDED = "Ended within the last hour:"

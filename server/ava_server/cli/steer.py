@@ -16,7 +16,7 @@ from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.cli.app import in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import Json, RunIdsOrLast, TokenFile, UnendedRunId, Url
-from ava_server.cli.records import MemoryTransport, Records, open_records
+from ava_server.cli.record_client import MemoryTransport, Records, open_records
 from ava_server.cli.remote import Connection, chosen_server
 from ava_server.cli.results import show_results
 from ava_server.cli.secret_input import ask_pin, needed_pin

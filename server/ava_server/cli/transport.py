@@ -1,6 +1,6 @@
 """A server as the transport of a command's requests: what it answers is cleaned, and names the server.
 
-`records.MemoryTransport` and `service_client.SessionTransport` have the same requests answered in this process.
+`record_client.MemoryTransport` and `service_client.SessionTransport` have the same requests answered in this process.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ava_server.render.responses import ConfirmAnswer
 from ava_server.service.current import CurrentRuns
 from ava_server.service.decision_requests import WAITING
 from ava_server.service.record_requests import LogLines, Request
-from ava_server.service.records import ListedRuns, RunDetail, RunRecord
+from ava_server.service.run_records import ListedRuns, RunDetail, RunRecord
 
 if TYPE_CHECKING:
     from ava_server.config.pin import PinFile
     from ava_server.render.run_view import RunView
-    from ava_server.service.records import CurrentViews
+    from ava_server.service.run_records import CurrentViews
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -26,7 +26,7 @@ from ava_server.core.errors import BadInput
 from ava_server.core.ids import state_words
 
 if TYPE_CHECKING:
-    from ava_server.service.users import UnendedRun, UserFacts
+    from ava_server.service.user_accounts import UnendedRun, UserFacts
 
 token_command = typer.Typer(no_args_is_help=True)
 user_command = typer.Typer(no_args_is_help=True)

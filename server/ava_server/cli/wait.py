@@ -30,7 +30,7 @@ from ava_server.cli import terminal
 from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED
 from ava_server.cli.log_access import note_fetched, read_settings
 from ava_server.cli.options import LastRunIds, TokenFile, Url, parse_seconds
-from ava_server.cli.records import MemoryTransport, Records, open_records
+from ava_server.cli.record_client import MemoryTransport, Records, open_records
 from ava_server.cli.remote import Connection, chosen_server
 from ava_server.cli.results import SavedFiles, exit_code, results_text, save_artifacts, show_results
 from ava_server.cli.service_client import Approvals, SessionTransport, unless_decided
@@ -558,7 +558,7 @@ async def deliver(
 
 
 async def _save_all(runtime: Runtime, answers: Sequence[RunAnswer], artifacts: Path | None) -> dict[str, SavedFiles]:
-    from ava_server.service.records import DeliveredFiles
+    from ava_server.service.run_records import DeliveredFiles
 
     saved: dict[str, SavedFiles] = {}
     if artifacts is None:

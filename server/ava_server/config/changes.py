@@ -1,7 +1,7 @@
 """Changes of `config.toml`, checked as a start would check them, with comments and order kept; and the limits of users.
 
-Those are in `[users]` of `config.toml`, and with Postgres also in a document that all servers share. `ava user` and
-administrators change the shared document where there is one. Each value in it goes before the same value in a machine's
+Those are in `[users]` of `config.toml`, and with Postgres also in a file that all servers share. `ava user` and
+administrators change the shared file where there is one. Each value in it goes before the same value in a machine's
 `config.toml`.
 """
 
@@ -20,10 +20,10 @@ from pydantic import BaseModel, ValidationError
 from ava_server.config import checks
 from ava_server.config.checks import Place, parse_setting_name, setting_name
 from ava_server.config.settings import Configured, UserSettings, merge, read_config
-from ava_server.core.documents import shared_document
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.core.files import WatchedFile, reason, replace_file, writing_alone
 from ava_server.core.ids import did_you_mean
+from ava_server.core.shared_files import shared_file
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -202,12 +202,12 @@ def _needs_others(place: Place, value: Any, others: Sequence[str]) -> BadInput:
 
 
 def read_users(root: DataRoot) -> dict[str, UserSettings]:
-    """Return the users that are limited. Blocking. Raises ConfigError: `config.toml` or the document is unusable."""
+    """Return the users that are limited. Blocking. Raises ConfigError: `config.toml` or the shared file is unusable."""
     values = read_config(root.config)
-    document = shared_document(root.shared_users)
+    stored = shared_file(root.shared_users)
     try:
         own = Configured.model_validate(values).users
-        shared = {} if document is None else tomllib.loads(document.text)
+        shared = {} if stored is None else tomllib.loads(stored.text)
         if not shared:
             return own
         both = merge({"users": values.get("users", {})}, shared)
@@ -220,7 +220,7 @@ def read_users(root: DataRoot) -> dict[str, UserSettings]:
 
 def with_shared_users(settings: Settings) -> Settings:
     """Return settings with the limits that all servers share, if any. Blocking. Raises ConfigError."""
-    if shared_document(settings.paths.shared_users) is None:
+    if shared_file(settings.paths.shared_users) is None:
         return settings
     return settings.model_copy(update={"users": read_users(settings.paths)})
 
@@ -231,7 +231,7 @@ def change_users(root: DataRoot, changes: Mapping[Place, Any]) -> list[Any]:
     A removal also takes them out of this machine's `config.toml`, where they would count again. Raises BadInput: there
     is no such limit; ConfigError: a limit is invalid, or cannot be stored; nothing is changed.
     """
-    shared = shared_document(root.shared_users)
+    shared = shared_file(root.shared_users)
     if shared is None:
         return change_settings(root.config, changes)
     before: list[Any] = []

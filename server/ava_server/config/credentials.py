@@ -23,9 +23,9 @@ from ava_server.config.keys import (
 )
 from ava_server.config.secrets import Secret, read_secrets
 from ava_server.core.files import WatchedFile
+from ava_server.models.model_choice import KNOWN_URLS, ModelSettings, Provider
 from ava_server.models.prices import UserPrice
 from ava_server.models.providers import PROVIDERS, is_own_host, seller_of
-from ava_server.models.selection import KNOWN_URLS, ModelSettings, Provider
 
 if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
@@ -65,7 +65,7 @@ class Credentials:
 
     def search(self, name: str | None = None) -> Engine | None:
         """Return the configured search engine, or the one of this name if it is configured. Blocking."""
-        from ava_server.config.search_engines import engine_of
+        from ava_server.config.search_engine import engine_of
 
         return engine_of(self._settings.search, self._keys.current()[0], name)
 

@@ -33,9 +33,9 @@ from ava_roles.placeholders import SERVER_NAME, has_placeholder, label
 from ava_server.config import checks
 from ava_server.config.host_placeholders import BUNDLE
 from ava_server.core.data_root import DataRoot, absolute_file, absolute_folder, find_data_root
-from ava_server.core.documents import reason, to_do
 from ava_server.core.errors import ConfigError, Refused
 from ava_server.core.ids import nearest
+from ava_server.core.shared_files import reason, to_do
 from ava_server.models.providers import PROVIDERS, RemoteWire, is_local
 
 if TYPE_CHECKING:

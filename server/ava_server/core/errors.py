@@ -3,7 +3,7 @@
 AvaError
 ├── BadInput           an invalid argument: names the field, what was given, and what to do
 │   ├── NoLog          there is no log yet (cli/log_access.py)
-│   └── UnknownId      no such run or group for this user (service/record_requests.py)
+│   └── UnknownId      no such run or plan for this user (service/record_requests.py)
 ├── Refused            a valid request that is not allowed now; says when or how it is
 │   ├── NeedsAudit     it belongs to others, and the token may not read that (service/record_requests.py)
 │   ├── ToolMissing    a role needs a tool that is not available

@@ -16,10 +16,16 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ava_server.core.documents import SharedDocument, read_private, refuse_shared, shared_document, unusable
-from ava_server.core.documents import is_own as is_own
-from ava_server.core.documents import reason as reason
 from ava_server.core.errors import AvaError, ConfigError
+from ava_server.core.shared_files import (
+    SharedFile,
+    read_private,
+    refuse_shared,
+    shared_file,
+    unusable,
+)
+from ava_server.core.shared_files import is_own as is_own
+from ava_server.core.shared_files import reason as reason
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -81,7 +87,7 @@ def create_file(path: Path, data: bytes, mode: int = 0o600) -> None:
 
 @dataclass(frozen=True)
 class PrivateFile:
-    """A TOML file of secret values, one entry each; for some, a document in the database takes its place.
+    """A TOML file of secret values, one entry each; for some, a shared file in the database takes its place.
 
     For messages: what it `holds`, in the plural (`keys`); the `command` that writes it (`ava key`); the `setting` of an
     entry (`ava key set PROVIDER`). It need not exist. Its methods raise ConfigError: it is not safe to use, is invalid,
@@ -94,8 +100,8 @@ class PrivateFile:
     setting: str
 
     @cached_property
-    def _shared(self) -> SharedDocument | None:
-        return shared_document(self.path)
+    def _shared(self) -> SharedFile | None:
+        return shared_file(self.path)
 
     @property
     def place(self) -> str:
@@ -196,7 +202,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 class WatchedFile(Generic[T]):
-    """A value that `read` makes from a file, or from the document in its place, again when that has changed.
+    """A value that `read` makes from a file, or from the shared one in its place, again when that has changed.
 
     It is made once for all callers; `read` raises AvaError if it cannot.
     """
@@ -208,7 +214,7 @@ class WatchedFile(Generic[T]):
         self._seen: tuple[int, ...] | None = None
         self._value: T | None = None
         self._is_resolved = False
-        self._shared: SharedDocument | None = None
+        self._shared: SharedFile | None = None
 
     @property
     def is_changed(self) -> bool:
@@ -216,14 +222,14 @@ class WatchedFile(Generic[T]):
 
     @property
     def is_shared(self) -> bool:
-        return self._document() is not None
+        return self._shared_file() is not None
 
     def look_again(self) -> bool:
         """Learn what other servers have just written, and tell whether that is new. Blocking; not for a file."""
-        shared = self._document()
+        shared = self._shared_file()
         if shared is None:
             return False
-        shared.documents.look_again()
+        shared.files.look_again()
         return self.is_changed
 
     def current(self) -> T:
@@ -246,13 +252,13 @@ class WatchedFile(Generic[T]):
                 self.current()
 
     def _state(self) -> tuple[int, ...]:
-        shared = self._document()
+        shared = self._shared_file()
         return fingerprint(self._path) if shared is None else (shared.version,)
 
-    def _document(self) -> SharedDocument | None:
-        """Return the document in place of the file; looked up once, because requests wait for it."""
+    def _shared_file(self) -> SharedFile | None:
+        """Return the shared file in place of this one; looked up once, because requests wait for it."""
         if not self._is_resolved:
-            self._shared = shared_document(self._path)
+            self._shared = shared_file(self._path)
             self._is_resolved = True
         return self._shared
 

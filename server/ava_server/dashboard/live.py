@@ -33,10 +33,10 @@ from ava_server.cli.status_rows import RunRows
 from ava_server.cli.terminal import can_write, cells, wrapped_lines
 from ava_server.core.ids import label, state_words
 from ava_server.render.run_view import Cap, RunView
-from ava_server.service.records import ORDER
+from ava_server.service.run_records import ORDER
 
 if TYPE_CHECKING:
-    from ava_server.render.entries import Step
+    from ava_server.render.entry_lines import Step
 
 KEYS = (
     "↑↓ select · Enter open · a approve · r reject · c cancel · s send · / filter · l log · ? help · q quit",

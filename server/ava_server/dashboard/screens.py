@@ -31,17 +31,17 @@ from ava_server.cli.terminal import cut
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label, state_words
 from ava_server.core.threads import read_apart
-from ava_server.render.entries import BOOKKEEPING, entry_words, is_trouble
+from ava_server.render.entry_lines import BOOKKEEPING, entry_words, is_trouble
 from ava_server.render.run_view import cost_of, run_answer
 from ava_server.service.record_requests import DETAIL
 
 if TYPE_CHECKING:
     from ava_server.approval.decide import FoldedScreen
-    from ava_server.cli.records import Records
+    from ava_server.cli.record_client import Records
     from ava_server.cli.status_overview import OverviewReader
     from ava_server.dashboard.decisions import DecisionQuestion
     from ava_server.dashboard.live import LivePage
-    from ava_server.service.records import RunDetail
+    from ava_server.service.run_records import RunDetail
 
 LOOK_EVERY_S, BEHIND_S = 0.7, 0.05
 """Seconds between two looks at a run, and at a terminal that has not read the question yet."""

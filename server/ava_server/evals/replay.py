@@ -62,16 +62,16 @@ from ava_server.evals.tape import (
 )
 from ava_server.evals.tape_setup import ReplayResources, TapeSetup
 from ava_server.models.base import AssistantTurn, Request, ToolTurn, Turn, UserTurn
-from ava_server.models.clients import ClientPool
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.json_text import fields_of
-from ava_server.models.selection import Choice
+from ava_server.models.model_choice import Choice
 from ava_server.runs.record.claims import Paused
 from ava_server.runs.record.history import History
 from ava_server.runs.record.plan_time import PLAN_TIME_OVER
 from ava_server.runs.record.result import RunResult
 from ava_server.runs.turn.context import ActiveRun, RunContext
 from ava_server.runs.turn.loop import AgentRun
-from ava_server.runs.turn.reservation import Planner, Reservations
+from ava_server.runs.turn.reservation import Outliner, Reservations
 
 MOST_PAUSES = 10
 _FROM_OUTSIDE = (UserMessage, Answered)
@@ -278,7 +278,7 @@ class _TapeRun(AgentRun):
         outside: _Outside,
     ) -> None:
         super().__init__(store, row, _who(row.id), history, context, tasks, lambda: None)
-        self._reservations = _TapeReservations(self._run, self._planner, tape, outside)
+        self._reservations = _TapeReservations(self._run, self._outliner, tape, outside)
         coding = self._config.coding
         if coding is not None:
             self._coding = TapeCoding(tape, coding, self._log, self.say)
@@ -292,8 +292,8 @@ class _TapeRun(AgentRun):
 class _TapeReservations(Reservations):
     cap: LastTurn | None
 
-    def __init__(self, run: ActiveRun, planner: Planner, tape: Tape, outside: _Outside) -> None:
-        super().__init__(run, planner)
+    def __init__(self, run: ActiveRun, outliner: Outliner, tape: Tape, outside: _Outside) -> None:
+        super().__init__(run, outliner)
         self._tape, self._outside = tape, outside
 
     async def next(self) -> Any:

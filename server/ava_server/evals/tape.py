@@ -55,7 +55,7 @@ from ava_server.models.base import (
 )
 from ava_server.models.offline import LocalStream
 from ava_server.models.prices import Price, cost_micros
-from ava_server.models.wires.base import tool_use
+from ava_server.models.wires.wire import tool_use
 from ava_server.runs.coder.coding import CodingWork
 from ava_server.runs.journal.log import RunLog
 from ava_server.runs.record.changes import KeptChanges

@@ -20,7 +20,7 @@ from ava_roles.wrap import seen_offsets
 from ava_server.budget.run_config import RunConfig, Texts
 from ava_server.budget.user_limits import DayCaps
 from ava_server.evals.tape import Tape, TapeModel, TapeSearch, TapeSecrets, TapeTool
-from ava_server.models.selection import Choice
+from ava_server.models.model_choice import Choice
 from ava_server.runs.asking.extension import ExtensionLimits
 from ava_server.runs.asking.questions import Ask
 from ava_server.runs.record.history import History

@@ -21,7 +21,7 @@ from ava_server.core.data_root import absolute_folder, find_data_root
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.hosts.clients import client_of
 from ava_server.hosts.known import HOSTS, Host, Launch
-from ava_server.models.selection import CUSTOM
+from ava_server.models.model_choice import CUSTOM
 
 _PLACES = ("AVA_DATA_ROOT", "XDG_DATA_HOME")
 _MODEL = ("AVA_MODEL_BASE_URL", "AVA_MODEL")

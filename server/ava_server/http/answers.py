@@ -54,8 +54,8 @@ from ava_server.service.access import Access, Session
 from ava_server.service.decision_requests import REQUESTS as DECISIONS
 from ava_server.service.decision_requests import WAITING, DecisionsHandler
 from ava_server.service.service import decide
+from ava_server.service.user_accounts import Change
 from ava_server.service.user_requests import UsersHandler
-from ava_server.service.users import Change
 from ava_server.web.site import read_body
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
     from ava_server.core.data_root import DataRoot
     from ava_server.service.current import TokenFacts
-    from ava_server.service.records import RunRecord
+    from ava_server.service.run_records import RunRecord
 
 APPROVAL_BYTES = 2 * 1024 * 1024
 APPROVALS_CLIENT = "approvals"

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from ava_server.http.settings import Reach
-    from ava_server.web.pages import Pages
+    from ava_server.http.http_settings import Reach
+    from ava_server.web.asgi import Pages
 
 
 _NONE_GIVEN = "No token given. Send the one that `ava token create` showed in the header `Authorization: Bearer TOKEN`."

@@ -51,7 +51,7 @@ from ava_audit.totals import (
 )
 from ava_audit.units import day_of, now_us
 from ava_audit.view import View
-from ava_roles.mcp_client.tools import server_of
+from ava_roles.mcp_client.server_tools import server_of
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.budget.user_limits import day_cents, installation_scope, user_scope

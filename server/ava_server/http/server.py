@@ -28,9 +28,9 @@ from ava_server.core.background import LocalServer, http_server
 from ava_server.core.shortage import raise_limit
 from ava_server.core.shutdown import GracefulShutdown, ignore_signals, log_to_stderr
 from ava_server.core.threads import run_server
+from ava_server.http.http_settings import Reach, inner_url, listen_everywhere, refuse_open
 from ava_server.http.limits import HEADER_BYTES, Authentication, RequestLimits, error_response, forbidden
 from ava_server.http.sessions import Forwarder, Sessions, worth_a_line
-from ava_server.http.settings import Reach, inner_url, listen_everywhere, refuse_open
 from ava_server.mcp_server.app import HTTP, OF_REQUEST, App
 from ava_server.mcp_server.server import build_server
 from ava_server.service.record_requests import PATHS as RECORD_PATHS
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from ava_server.config.settings import Settings
     from ava_server.service.runtime import Runtime
-    from ava_server.web.pages import Pages
+    from ava_server.web.asgi import Pages
 
 
 CONNECTIONS = 2_000
@@ -226,7 +226,7 @@ def _serving(reach: Reach) -> str:
 def _pages(app: App, server: LocalServer, reach: Reach, tokens: TokenFile) -> Pages | None:
     if not has_extra("web"):
         return None
-    from ava_server.web.pages import Pages
+    from ava_server.web.asgi import Pages
 
     return Pages(app, Site.of(server.root, reach.base_url, tokens, local=server.serves_pages))
 

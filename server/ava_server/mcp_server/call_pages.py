@@ -17,7 +17,7 @@ from ava_server.mcp_server.app import HTTP, token_of
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
 
-    from ava_server.approval.questions import LinkNeed
+    from ava_server.approval.start_form import LinkNeed
     from ava_server.mcp_server.app import App
 
 LINK_S = 0.8
@@ -70,7 +70,7 @@ class CallLinks:
         None while the pages start, or the last link is good. Raises ConfigError: the pages cannot be served; says why.
         """
         from ava_server.config.sign_in import BrowserSessions
-        from ava_server.service.pages import page_of
+        from ava_server.service.page_links import page_of
 
         app = self._ctx.lifespan_context
         address = None

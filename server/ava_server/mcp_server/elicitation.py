@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mcp.server.request_state import RequestStateBoundary
 
     from ava_server.approval.decisions import NotAgreed
-    from ava_server.approval.questions import AnsweredLater, PageQuestion, Question, Reply
+    from ava_server.approval.start_form import AnsweredLater, PageQuestion, Question, Reply
     from ava_server.hosts.clients import McpClient
     from ava_server.mcp_server.app import App
 
@@ -106,7 +106,7 @@ class ClientPerson:
 
     async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
         """Ask, and again where the form cannot be used or was answered before anybody could read it."""
-        from ava_server.approval.questions import CHOICE, YES, Reply
+        from ava_server.approval.start_form import CHOICE, YES, Reply
 
         if not self.fills_forms:
             question = question.as_yes_or_no()
@@ -135,13 +135,13 @@ class ClientPerson:
 
     def _is_too_fast(self, reply: Reply) -> bool:
         """Tell whether a yes came too soon from a client that has the yes marked when it asks (Codex 0.169 does)."""
-        from ava_server.approval.questions import CHOICE, YES
+        from ava_server.approval.start_form import CHOICE, YES
 
         says_yes = reply.action == "accept" and reply.content.get(CHOICE) == YES
         return says_yes and not self.fills_forms and self._answered_s < READ_S
 
     async def _ask(self, question: Question, again: int = 0) -> Reply:
-        from ava_server.approval.questions import AnsweredLater, Reply
+        from ava_server.approval.start_form import AnsweredLater, Reply
 
         if self._ctx.session.can_send_request:
             closing = self._ctx.lifespan_context.runtime.closing
@@ -171,7 +171,7 @@ class ClientPerson:
         self, question: PageQuestion, decided: Callable[[], Awaitable[None]], opened: set[str]
     ) -> NotAgreed | None:
         """Send the person to a page, and wait while the call may last; see `PageOpener`."""
-        from ava_server.approval.questions import AnsweredLater
+        from ava_server.approval.start_form import AnsweredLater
 
         pushes = self._ctx.session.can_send_request
         answer = None if pushes else self._answer(question)
@@ -273,7 +273,7 @@ def question_result(later: AnsweredLater) -> types.InputRequiredResult:
 
 
 def request_of(question: Question | PageQuestion) -> types.ElicitRequest:
-    from ava_server.approval.questions import PageQuestion
+    from ava_server.approval.start_form import PageQuestion
 
     if isinstance(question, PageQuestion):
         return types.ElicitRequest(params=types.ElicitRequestURLParams(message=question.message, url=question.url))
@@ -282,7 +282,7 @@ def request_of(question: Question | PageQuestion) -> types.ElicitRequest:
 
 
 def reply_of(answer: types.ElicitResult) -> Reply:
-    from ava_server.approval.questions import Reply
+    from ava_server.approval.start_form import Reply
 
     return Reply(answer.action, dict(answer.content or {}) if answer.action == "accept" else {})
 
@@ -311,7 +311,7 @@ class QuestionSeal:
     async def __call__(self, ctx: ServerRequestContext[App, Any], call_next: CallNext) -> HandlerResult:
         if ctx.method != "tools/call" or ctx.params is None:
             return await call_next(ctx)
-        from ava_server.service.tools import TOOLS  # not needed before `initialize` was answered
+        from ava_server.service.tool_registry import TOOLS  # not needed before `initialize` was answered
 
         tool = TOOLS.get(ctx.params.get("name", ""))
         if tool is None or not tool.asks:

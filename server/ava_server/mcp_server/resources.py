@@ -152,7 +152,7 @@ async def access_of(ctx: Ctx) -> Access:
 
 async def _content(runtime: Runtime, own: Access, uri: str) -> tuple[str, str]:
     """Return a resource's type and text. Raises BadInput if there is none of this address for this user."""
-    from ava_server.render.entries import entry_line, names_of
+    from ava_server.render.entry_lines import entry_line, names_of
 
     session = own.session
     if uri == "ava://roles":
@@ -184,7 +184,7 @@ async def _content(runtime: Runtime, own: Access, uri: str) -> tuple[str, str]:
 
 def _run_text(view: View, run: RunRow, processes: Processes) -> str:
     from ava_audit.units import iso_utc
-    from ava_server.render.entries import recent_steps
+    from ava_server.render.entry_lines import recent_steps
     from ava_server.render.responses import RunResource, RunStep
     from ava_server.render.run_view import limits_of, run_answer, view_run
 
@@ -205,7 +205,7 @@ def _roles(runtime: Runtime, session: Session, catalog: Catalog) -> dict[str, An
     """Return the roles, each with the model that it means here now and its price, and the tiers. Blocking."""
     from ava_server.hosts.launching import key_advice
     from ava_server.models.listing import ResolvedModel, model_json, resolve_models
-    from ava_server.models.selection import TIERS
+    from ava_server.models.model_choice import TIERS
 
     resolved: dict[str, ResolvedModel] = {}
     problems = [problem.text for problem in catalog.problems]
@@ -245,7 +245,7 @@ def _roles(runtime: Runtime, session: Session, catalog: Catalog) -> dict[str, An
 
 
 async def _artifact(runtime: Runtime, run_id: str, name: str) -> str:
-    from ava_server.service.records import DeliveredFiles
+    from ava_server.service.run_records import DeliveredFiles
 
     for file in await _files_of(runtime, run_id):
         if file["name"] == name:
@@ -256,7 +256,7 @@ async def _artifact(runtime: Runtime, run_id: str, name: str) -> str:
 
 
 async def _files_of(runtime: Runtime, run_id: str) -> list[dict[str, Any]]:
-    from ava_server.service.records import run_record
+    from ava_server.service.run_records import run_record
 
     record = await runtime.store.read(lambda view: run_record(view, run_id, runtime.instances))
     result = record.answer.untrusted_result
@@ -304,7 +304,7 @@ async def _role_names(own: Access, _given: Given) -> list[str]:
 
 async def _models(own: Access, _given: Given) -> list[str]:
     from ava_server.models.listing import model_catalogs, named_ids, resolve_models, table_ids
-    from ava_server.models.selection import TIERS
+    from ava_server.models.model_choice import TIERS
 
     def read() -> list[str]:
         models = own.runtime.credentials.models

@@ -24,7 +24,7 @@ from ava_server.mcp_server.elicitation import reply_of, request_of, result_of
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
 
-    from ava_server.approval.questions import Reply
+    from ava_server.approval.start_form import Reply
     from ava_server.mcp_server.app import App
     from ava_server.render.responses import Answer
     from ava_server.service.run_tasks import Task

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ava_roles.catalog import Catalog
     from ava_server.mcp_server.app import App
     from ava_server.service.access import Asking
-    from ava_server.service.tools import ServiceTool
+    from ava_server.service.tool_registry import ServiceTool
 
     Ctx = ServerRequestContext[App, Any]
 
@@ -96,9 +96,9 @@ async def call_tool(
     ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams
 ) -> types.CallToolResult | types.InputRequiredResult | dict[str, Any]:
     """Call a tool. Every error becomes an answer, and a start maybe a task. Raises MCPError: there is no such tool."""
-    from ava_server.approval.questions import AnsweredLater
     from ava_server.approval.requests import show_value
-    from ava_server.service.tools import TOOLS
+    from ava_server.approval.start_form import AnsweredLater
+    from ava_server.service.tool_registry import TOOLS
 
     if params.name not in TOOLS:
         text = f"there is no tool {show_value(params.name)}; the tools are {', '.join(TOOLS)}"
@@ -163,7 +163,7 @@ async def roles_now(ctx: ServerRequestContext[App, Any]) -> Catalog:
 
 @cache
 def _fixed_tools() -> tuple[types.Tool, ...]:
-    from ava_server.service.tools import TOOLS
+    from ava_server.service.tool_registry import TOOLS
 
     return tuple(_listed(tool) for tool in TOOLS.values())
 
@@ -223,9 +223,9 @@ def _catalog() -> Catalog:
 
 
 def _limits_of(catalog: Catalog) -> str:
-    from ava_roles.mcp_client.tools import server_of
+    from ava_roles.mcp_client.server_tools import server_of
     from ava_roles.tools.registry import builtin_tools
-    from ava_server.config.search_engines import without_search
+    from ava_server.config.search_engine import without_search
 
     tools = builtin_tools()
     if not _searches():
@@ -251,7 +251,7 @@ def _limits_of(catalog: Catalog) -> str:
 def _searches() -> bool:
     from ava_server.config.credentials import model_settings
     from ava_server.config.keys import read_keys
-    from ava_server.config.search_engines import searches_by_default
+    from ava_server.config.search_engine import searches_by_default
     from ava_server.config.settings import load_settings
 
     try:

@@ -11,10 +11,8 @@ from pydantic import BaseModel, StrictBool
 
 from ava_server.core.errors import ConfigError
 from ava_server.models.base import Model
-from ava_server.models.clients import ClientPool
-from ava_server.models.prompt_cache import CacheMark, prompt_cache_of
-from ava_server.models.providers import provider_at
-from ava_server.models.selection import (
+from ava_server.models.http_clients import ClientPool
+from ava_server.models.model_choice import (
     KNOWN_URLS,
     OFFLINE,
     SCRIPTED,
@@ -26,10 +24,12 @@ from ava_server.models.selection import (
     marks_cache,
     thinking_of,
 )
+from ava_server.models.prompt_cache import CacheMark, prompt_cache_of
+from ava_server.models.providers import provider_at
 
 if TYPE_CHECKING:
     from ava_server.models.key_command import KeyCommand
-    from ava_server.models.wires.base import Wire
+    from ava_server.models.wires.wire import Wire
 
 
 _OPENROUTER, _ANTHROPIC, _OPENAI = (host_of(KNOWN_URLS[name]) for name in ("openrouter", "anthropic", "openai"))

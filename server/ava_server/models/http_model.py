@@ -28,13 +28,13 @@ from ava_server.models.base import (
 from ava_server.models.errors import Endpoint, with_usage
 from ava_server.models.providers import key_header
 from ava_server.models.usage_reader import usage_reader
-from ava_server.models.wires.base import Wire
 from ava_server.models.wires.stream import MOST_BYTES, AnswerStream, Deadlines
+from ava_server.models.wires.wire import Wire
 
 if TYPE_CHECKING:
     import httpx2
 
-    from ava_server.models.clients import ClientPool, LentClient
+    from ava_server.models.http_clients import ClientPool, LentClient
     from ava_server.models.key_command import KeyCommand
 
 log = logging.getLogger("ava.models")

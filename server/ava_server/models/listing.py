@@ -15,9 +15,7 @@ import anyio
 from ava_server.core.errors import AvaError, ModelError, ModelErrorKind
 from ava_server.models.errors import Endpoint
 from ava_server.models.http_model import key_headers
-from ava_server.models.prices import Price, Unpriced, known_ids, price_json
-from ava_server.models.providers import PROVIDERS, is_local
-from ava_server.models.selection import (
+from ava_server.models.model_choice import (
     CUSTOM,
     KNOWN_URLS,
     SET_A_MODEL,
@@ -35,6 +33,8 @@ from ava_server.models.selection import (
     tiers_reviewed,
     wire_of,
 )
+from ava_server.models.prices import Price, Unpriced, known_ids, price_json
+from ava_server.models.providers import PROVIDERS, is_local
 from ava_server.models.wires.chat import ChatWire
 from ava_server.models.wires.google import GoogleWire
 from ava_server.models.wires.messages import MessagesWire
@@ -43,9 +43,9 @@ from ava_server.models.wires.responses import ResponsesWire
 if TYPE_CHECKING:
     import httpx2
 
-    from ava_server.models.clients import ClientPool
+    from ava_server.models.http_clients import ClientPool
     from ava_server.models.key_command import KeyCommand
-    from ava_server.models.wires.base import Wire
+    from ava_server.models.wires.wire import Wire
 
 
 Where = Callable[..., str]

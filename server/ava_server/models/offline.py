@@ -37,6 +37,7 @@ from ava_server.models.base import (
     UserTurn,
     unchecked,
 )
+from ava_server.models.model_choice import SCRIPTED, SET_A_MODEL
 from ava_server.models.offline_passages import (
     NAMED_MOST,
     SEARCH,
@@ -54,9 +55,8 @@ from ava_server.models.offline_passages import (
     spread_out,
     unread_of,
 )
-from ava_server.models.selection import SCRIPTED, SET_A_MODEL
 from ava_server.models.wires import chat
-from ava_server.models.wires.base import tool_use
+from ava_server.models.wires.wire import tool_use
 
 
 @dataclass(frozen=True)

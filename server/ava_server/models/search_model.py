@@ -14,16 +14,16 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 from ava_roles.errors import ToolFailed
 from ava_roles.net.search_engines import WITHOUT, SearchResults, pick_hits
 from ava_server.models.base import Completion, Delta, Request, UserTurn
-from ava_server.models.clients import ClientPool
 from ava_server.models.factory import how_it_thinks, parameters
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
 from ava_server.models.json_text import as_list, as_object, as_text, fields_of, objects_in
-from ava_server.models.selection import KNOWN_URLS, Choice, host_of, search_terms
-from ava_server.models.wires.base import WholeAnswer, Wire, one_line
+from ava_server.models.model_choice import KNOWN_URLS, Choice, host_of, search_terms
 from ava_server.models.wires.chat import ChatAnswer, ChatWire
 from ava_server.models.wires.messages import MessagesAnswer, MessagesWire
 from ava_server.models.wires.responses import ResponsesAnswer, ResponsesWire, message_parts
 from ava_server.models.wires.stream import Deadlines
+from ava_server.models.wires.wire import WholeAnswer, Wire, one_line
 
 DEADLINES = Deadlines(connect_s=10, first_byte_s=40, between_s=40, total_s=40)
 MOST_BYTES = 4_000_000

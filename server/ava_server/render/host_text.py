@@ -11,7 +11,7 @@ from typing import Any
 from ava_audit.events import WHOLE
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.wrap import add_bars, escape_result
-from ava_server.render.entries import named
+from ava_server.render.entry_lines import named
 from ava_server.render.responses import (
     FAILED,
     Answer,

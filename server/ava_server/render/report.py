@@ -37,7 +37,7 @@ class Sum:
     cost: int = 0
     calls: int = 0
     retries: int = 0
-    plan: int = 0
+    outline: int = 0
     uncosted: int = 0
     overruns: int = 0
     over: int = 0
@@ -67,7 +67,7 @@ class Sum:
         self.cost += spent.cost_micros
         self.calls += spent.calls
         self.retries += spent.retries_micros
-        self.plan += spent.plan_micros
+        self.outline += spent.plan_micros
         self.uncosted += spent.uncosted_micros
         self.overruns += spent.overruns
         self.over += spent.over_micros
@@ -90,7 +90,7 @@ class Sum:
             "runs_failed": self.failed,
             "runs_that_found_nothing": self.found_nothing,
             "retries_cents": cents(self.retries),
-            "plan_cents": cents(self.plan),
+            "plan_cents": cents(self.outline),
             "uncosted_cents": cents(self.uncosted),
             "overruns": self.overruns,
             "overrun_cents": cents(self.over),

@@ -13,7 +13,7 @@ from typing import Literal
 from ava_audit import events
 from ava_audit.entries import Entry
 from ava_roles.wrap import clean
-from ava_server.render.entries import arguments_text, compact, entry_words, is_trouble
+from ava_server.render.entry_lines import arguments_text, compact, entry_words, is_trouble
 
 Part = Literal["model", "tools", "waiting"]
 PARTS: tuple[Part, ...] = ("model", "tools", "waiting")

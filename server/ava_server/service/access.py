@@ -27,7 +27,7 @@ from ava_server.runs.record.claims import waits_for_resume
 from ava_server.runs.record.lifecycle import awaited
 
 if TYPE_CHECKING:
-    from ava_server.approval.questions import PageOpener, Person, ProposalLinks
+    from ava_server.approval.start_form import PageOpener, Person, ProposalLinks
     from ava_server.config.settings import Policy
     from ava_server.config.tokens import Token
     from ava_server.render.run_view import Processes

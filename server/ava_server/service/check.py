@@ -21,7 +21,7 @@ from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, par
 from ava_server.budget.money_line import awaited_money
 from ava_server.core.errors import BadInput, Refused, with_advice
 from ava_server.core.ids import label, parse_id, parse_number
-from ava_server.render.entries import named
+from ava_server.render.entry_lines import named
 from ava_server.render.plan_view import without_given
 from ava_server.render.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer, answers_json
 from ava_server.render.run_view import (
@@ -40,8 +40,8 @@ from ava_server.runs.record.lifecycle import paused
 from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.current import others_words
 from ava_server.service.fetch import bring_to_repositories
-from ava_server.service.questions import PersonQuestions
 from ava_server.service.record import CallContext
+from ava_server.service.run_questions import PersonQuestions
 
 RUNS_CHARS = 8_200
 """Characters of the runs in one answer, as JSON."""

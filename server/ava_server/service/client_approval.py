@@ -23,10 +23,10 @@ from ava_server.approval.decisions import (
     check_proposal,
     refuse,
 )
-from ava_server.approval.questions import NOT_AGREED, apply_reply, question
+from ava_server.approval.start_form import NOT_AGREED, apply_reply, question
 from ava_server.service.access import Access, Operations
-from ava_server.service.outcomes import ask_until, lowered_limits, outcomes, until_decided
-from ava_server.service.pages import PageDecisions, next_step
+from ava_server.service.open_questions import ask_until, lowered_limits, outcomes, until_decided
+from ava_server.service.page_links import PageDecisions, next_step
 from ava_server.service.record import CallContext
 
 NOT_ASKED = (

@@ -16,8 +16,8 @@ from ava_server.approval.decide import ONLY_PERSON, FoldedScreen
 from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, reject
 from ava_server.approval.plain_text import normalize_typography
 from ava_server.approval.proposals import MOST_WAITING
-from ava_server.approval.questions import NOT_AGREED, Person, Question, Reply
 from ava_server.approval.requests import Changes, ConfirmArgs, parse
+from ava_server.approval.start_form import NOT_AGREED, Person, Question, Reply
 from ava_server.budget.run_config import stored_caps
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, new_pairs, parse_id
@@ -27,7 +27,7 @@ from ava_server.runs.record.lifecycle import is_held
 from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.check import RunChecks, fit_runs
 from ava_server.service.client_approval import CONFIRM_AGAIN, NEXT_STEPS, ClientApprovals, not_started_next
-from ava_server.service.outcomes import ask_until, outcomes, resumption_shown, until_decided
+from ava_server.service.open_questions import ask_until, outcomes, resumption_shown, until_decided
 from ava_server.service.record import CallContext
 from ava_server.service.spawn import Spawns, started_next
 

@@ -11,7 +11,7 @@ from ava_audit.units import HOUR_US, day_of
 from ava_audit.view import View
 from ava_server.budget.held import spent_words
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
-from ava_server.render.entries import Step
+from ava_server.render.entry_lines import Step
 
 V = TypeVar("V")
 """A `RunView`: importing it takes as long as all of `ava status --once`, which needs none where nothing goes on."""

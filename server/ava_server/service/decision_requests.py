@@ -16,7 +16,7 @@ from ava_server.approval.proposals import Pending, SpawnLimits, pending_proposal
 from ava_server.core.errors import Refused
 from ava_server.core.ids import parse_any_id
 from ava_server.runs.asking.pending_questions import PendingExtension, pending_requests
-from ava_server.service.outcomes import outcome_of
+from ava_server.service.open_questions import outcome_of
 from ava_server.service.record_requests import Request, UnknownId
 
 MOST_SHOWN = 100

@@ -27,7 +27,7 @@ from ava_server.core.errors import AvaError, Refused
 from ava_server.core.ids import label
 from ava_server.render.responses import RunAnswer
 from ava_server.runs.coder.travel import Travel, blob_of
-from ava_server.service.records import changes_in
+from ava_server.service.run_records import changes_in
 
 log = logging.getLogger("ava.fetch")
 FETCH_S = 300.0

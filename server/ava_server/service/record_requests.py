@@ -18,7 +18,7 @@ from ava_audit.units import now_us
 from ava_audit.view import Readable, View
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import parse_any_id, parse_id, parse_number
-from ava_server.render.entries import PAGE_ENTRIES, mirror_lines, names_of
+from ava_server.render.entry_lines import PAGE_ENTRIES, mirror_lines, names_of
 
 if TYPE_CHECKING:
     from ava_audit.entries import Entry
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from ava_server.runs.owner.manager import Manager
     from ava_server.runs.record.costs import Costs
     from ava_server.service.current import LogFacts, SelectedRun, TokenFacts
-    from ava_server.service.records import CurrentViews, ListedRuns, RunDetail, RunDiff, RunRecord
-    from ava_server.service.sources import OpenedSource
+    from ava_server.service.run_records import CurrentViews, ListedRuns, RunDetail, RunDiff, RunRecord
+    from ava_server.service.source_view import OpenedSource
 
 H = TypeVar("H")
 P = ParamSpec("P")
@@ -185,7 +185,7 @@ class RecordsHandler:
     async def listed(self, id: Sequence[str]) -> "ListedRuns":
         """Return runs as they are now, each once, without their results."""
         from ava_server.render.run_view import view_run
-        from ava_server.service.records import ListedRuns
+        from ava_server.service.run_records import ListedRuns
 
         at_us = now_us()
         ids = id[:MOST_IDS] if self.bounded else id
@@ -216,7 +216,7 @@ class RecordsHandler:
             runs: tuple[RunView, ...] = ()
             rows = current_rows(view, user, at_us)
             if any(rows):
-                from ava_server.service.records import current_runs  # importing it takes as long as all of this
+                from ava_server.service.run_records import current_runs  # importing it takes as long as all of this
 
                 more: dict[str, Any] = {"served": cache(self._served), "most": self.most_runs, "rows": rows}
                 counts, runs = current_runs(view, user, self._processes, at_us, **more)
@@ -245,7 +245,7 @@ class RecordsHandler:
     def _selected(self, view: View, run: RunRow) -> "SelectedRun":
         from ava_audit.events import SubagentComplete
         from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits
-        from ava_server.render.entries import recent_steps
+        from ava_server.render.entry_lines import recent_steps
         from ava_server.service.current import SelectedRun
 
         about = ""
@@ -259,7 +259,7 @@ class RecordsHandler:
 
     async def record(self, run_id: str, shown: bool = False) -> "RunRecord":
         """Return a run with its whole result; `shown` says that a person will see it."""
-        from ava_server.service.records import run_record
+        from ava_server.service.run_records import run_record
 
         record = await self.store.read(lambda view: run_record(view, self.run_in(view, run_id).id, self._processes))
         return await self.hand_over(record, shown=shown)
@@ -267,7 +267,7 @@ class RecordsHandler:
     async def detail(self, run_id: str) -> "RunDetail":
         """Return a run with what its screen shows besides, out of one state of the log."""
         from ava_server.approval.proposals import spawn_limits
-        from ava_server.service.records import run_detail
+        from ava_server.service.run_records import run_detail
 
         def query(view: View) -> "RunDetail":
             run = self.run_in(view, run_id)
@@ -291,7 +291,7 @@ class RecordsHandler:
     async def diff(self, run_id: str) -> "RunDiff":
         from ava_roles.sandbox.temporary import temporary_files_in
         from ava_server.core.data_root import home_folder
-        from ava_server.service.records import RunDiff, diff_of, shown_changes
+        from ava_server.service.run_records import RunDiff, diff_of, shown_changes
 
         record = await self.record(run_id)
         changes = shown_changes(record.row, record.answer)
@@ -303,7 +303,7 @@ class RecordsHandler:
 
     async def source(self, run_id: str, number: str) -> "OpenedSource":
         """Return what a run read of the source of a finding, by the finding's number."""
-        from ava_server.service.sources import open_source
+        from ava_server.service.source_view import open_source
 
         wanted = parse_number(number, f"{number[:40]!r} is not the number of a source")
         found = await self.store.read(lambda view: self.run_in(view, run_id).id)
@@ -418,7 +418,7 @@ class Request(Generic[H, P, T]):
     lost: str = ""
 
 
-_RECORDS = "ava_server.service.records"
+_RECORDS = "ava_server.service.run_records"
 _CURRENT = "ava_server.service.current"
 TOKEN = Request("/token", RecordsHandler.token, f"{_CURRENT}:TokenFacts")
 FOUND = Request("/runs/found", RecordsHandler.found, f"{__name__}:FoundRuns")
@@ -428,7 +428,9 @@ RECORD = Request("/runs/{run_id}", RecordsHandler.record, f"{_RECORDS}:RunRecord
 DETAIL = Request("/runs/{run_id}/detail", RecordsHandler.detail, f"{_RECORDS}:RunDetail")
 COSTS = Request("/runs/{run_id}/costs", RecordsHandler.costs, "ava_server.runs.record.costs:Costs")
 DIFF = Request("/runs/{run_id}/diff", RecordsHandler.diff, f"{_RECORDS}:RunDiff")
-SOURCE = Request("/runs/{run_id}/sources/{number}", RecordsHandler.source, "ava_server.service.sources:OpenedSource")
+SOURCE = Request(
+    "/runs/{run_id}/sources/{number}", RecordsHandler.source, "ava_server.service.source_view:OpenedSource"
+)
 LOG = Request("/log", RecordsHandler.log, f"{__name__}:LogLines")
 PLAN = Request("/report", RecordsHandler.plan, "ava_audit.totals:PlanSum", ("group",))
 SPENDING = Request("/report", RecordsHandler.spending, "ava_audit.totals:UserSpending")

@@ -26,7 +26,7 @@ from ava_audit.units import now_us
 from ava_audit.view import T, View
 from ava_roles.catalog import Catalog
 from ava_roles.errors import WorkspaceRefused
-from ava_roles.mcp_client.tools import server_of
+from ava_roles.mcp_client.server_tools import server_of
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.temporary import remove_leftovers, temporary_files_in
 from ava_roles.sandbox.workspace import Workspace
@@ -42,15 +42,15 @@ from ava_server.config.changes import WatchedUsers, with_shared_users
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import record_settings
 from ava_server.core.data_root import NOWHERE, home_folder, os_user, working_folder
-from ava_server.core.documents import keep_fresh
 from ava_server.core.errors import AvaError, Refused
 from ava_server.core.files import WatchedFile
 from ava_server.core.ids import AGENT
+from ava_server.core.shared_files import keep_fresh
 from ava_server.core.shortage import RUN_RESERVE, SERVER_RESERVE, find_shortage, raise_limit
 from ava_server.core.shutdown import Drain, clean_last_resort
 from ava_server.core.threads import read_apart
-from ava_server.models.clients import ClientPool
-from ava_server.models.selection import choose, configured
+from ava_server.models.http_clients import ClientPool
+from ava_server.models.model_choice import choose, configured
 from ava_server.render.host_text import result_words
 from ava_server.render.responses import Untrusted
 from ava_server.render.run_view import ProcessesNow

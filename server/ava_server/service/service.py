@@ -1,7 +1,7 @@
 """The entry point of the six tools: records every call, and turns a caller's mistake into an answer.
 
 What a person has decided on a screen of Ava's own is carried out by such a call too, so it is checked and recorded like
-any other; `client_approval.py` and `questions.py` have what a host's client asks its person.
+any other; `client_approval.py` and `run_questions.py` have what a host's client asks its person.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ava_audit.rows import WAITING
 from ava_roles.errors import RolesError
 from ava_server.approval.decide import Decided, FoldedScreen, PersonAnswer, Shown, tool_call
 from ava_server.approval.proposals import changed_since
-from ava_server.approval.questions import AnsweredLater
 from ava_server.approval.requests import refuse_deep, show_value
+from ava_server.approval.start_form import AnsweredLater
 from ava_server.approval.steps import with_plain_steps
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -30,13 +30,13 @@ from ava_server.service.access import NOBODY, Access, Asking, Progress, Session,
 from ava_server.service.check import RunChecks, RunSteering
 from ava_server.service.confirm import Confirmations
 from ava_server.service.log_reader import LogReader
-from ava_server.service.pages import PageDecisions
-from ava_server.service.questions import PersonQuestions
+from ava_server.service.page_links import PageDecisions
 from ava_server.service.record import CallContext, CallRecord
+from ava_server.service.run_questions import PersonQuestions
 from ava_server.service.run_tasks import RunTasks
 from ava_server.service.runtime import Runtime
 from ava_server.service.spawn import Spawns
-from ava_server.service.tools import TOOLS, ServiceTool
+from ava_server.service.tool_registry import TOOLS, ServiceTool
 
 if TYPE_CHECKING:
     from ava_audit.view import Readable

@@ -18,7 +18,7 @@ from ava_audit.rows import WAITING, RunRow, is_plan_id
 from ava_audit.units import DAY_US, iso_utc, micros_from_cents, now_us
 from ava_audit.view import Command, Outcome, View
 from ava_roles.errors import RolesError
-from ava_roles.mcp_client.tools import server_of
+from ava_roles.mcp_client.server_tools import server_of
 from ava_roles.tool import Tool, ToolSpec
 from ava_server.approval.channels import PERSON_CHANNELS
 from ava_server.approval.decisions import (
@@ -30,24 +30,24 @@ from ava_server.approval.decisions import (
 )
 from ava_server.approval.host_habits import read_habits
 from ava_server.approval.proposals import Proposal, has_inputs, made_under, proposal_in, propose, texts_of
-from ava_server.approval.questions import AnsweredLater
 from ava_server.approval.requests import PlanArgs, SpawnArgs, parse, read_context_runs
 from ava_server.approval.resolve import resolve_run_config
 from ava_server.approval.resolve_context import ResolveContext
+from ava_server.approval.start_form import AnsweredLater
 from ava_server.approval.steps import read_steps
 from ava_server.budget.run_config import COST, RUN_TOOLS, EarlierRun, RunConfig, Texts, config_of
 from ava_server.budget.user_limits import strictest
 from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 from ava_server.core.ids import label, new_pairs
-from ava_server.models.selection import OFFLINE, is_configured
-from ava_server.render.entries import named
+from ava_server.models.model_choice import OFFLINE, is_configured
+from ava_server.render.entry_lines import named
 from ava_server.render.responses import Answer, Minutes, OneDecision, SpawnAnswer
 from ava_server.runs.turn.context import ConfigNotSupported
 from ava_server.service.access import Access, Answerer, Asking, Operations
 from ava_server.service.client_approval import ClientApprovals, not_started_next
-from ava_server.service.pages import PageDecisions
-from ava_server.service.plans import PlanResolver
+from ava_server.service.page_links import PageDecisions
 from ava_server.service.record import CallContext, CallRecord
+from ava_server.service.session_plans import PlanResolver
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Policy

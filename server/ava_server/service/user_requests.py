@@ -19,7 +19,7 @@ from ava_server.config.tokens import Scope, expiry, user_name
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput
 from ava_server.service.record_requests import Request
-from ava_server.service.users import (
+from ava_server.service.user_accounts import (
     AddedUser,
     Change,
     LimitedUser,
@@ -156,7 +156,7 @@ def _limits_set(
     return {name: value for name, value in limits.items() if value is not None}
 
 
-_USERS = "ava_server.service.users"
+_USERS = "ava_server.service.user_accounts"
 _LOST = "It may still have been carried out: see `ava user list`."
 USERS = Request("/users", UsersHandler.listed, f"{_USERS}:ListedUsers")
 ADD = Request("/users/{name}", UsersHandler.added, f"{_USERS}:AddedUser", method="POST", lost=_LOST)

@@ -14,7 +14,15 @@ from ava_audit.units import counted, format_usd
 from ava_roles.wrap import clean
 from ava_server.cli.terminal import aligned, cut, one_line
 from ava_server.core.errors import BadInput
-from ava_server.suites.results import ColumnScore, Comparison, Proportion, Ratio, SuiteResult, TryVerdict, known_tries
+from ava_server.suites.round_results import (
+    ColumnScore,
+    Comparison,
+    Proportion,
+    Ratio,
+    SuiteResult,
+    TryVerdict,
+    known_tries,
+)
 
 WHY_CHARS = 160
 MOST_FAILURES = 20

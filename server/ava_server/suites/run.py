@@ -26,8 +26,8 @@ from ava_server.cli.terminal import heading, place_json, say, say_json, tell
 from ava_server.cli.wait import FollowedRuns
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.threads import run_async
-from ava_server.models.selection import OFFLINE
-from ava_server.suites.plan import (
+from ava_server.models.model_choice import OFFLINE
+from ava_server.suites.cells import (
     CAP,
     Cell,
     Column,
@@ -40,7 +40,7 @@ from ava_server.suites.plan import (
     plan_cells,
 )
 from ava_server.suites.report import comparison_lines, table, write_page
-from ava_server.suites.results import SuiteResult, compare_columns, result_of, score
+from ava_server.suites.round_results import SuiteResult, compare_columns, result_of, score
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow

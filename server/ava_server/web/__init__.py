@@ -1,6 +1,6 @@
 """The pages that a person opens in a browser: to see runs, costs and the log, and to decide.
 
-Seam: `pages.Pages` is the ASGI application; the HTTP server gives it the requests that carry no bearer token, and
+Seam: `asgi.Pages` is the ASGI application; the HTTP server gives it the requests that carry no bearer token, and
 `site.Site` says for whom it is. A page is plain HTML that works without scripts; when the stream reports a change, a
 script fetches the part `#live` again. A form that a person fills in is outside of such parts. The page of a run reads
 200 entries of its timeline at a time, and its cursor carries what the run had spent there.

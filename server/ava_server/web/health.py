@@ -26,9 +26,9 @@ from ava_server.service.checks.delivery import engine_finding, lost_findings, wo
 from ava_server.service.checks.refused_keys import refused_findings, refused_keys, with_refused_keys
 from ava_server.service.current import Budget
 from ava_server.service.engines import engine_state, lost_workers, repeats_among, workers_among
-from ava_server.service.records import current_runs
+from ava_server.service.run_records import current_runs
 from ava_server.web.context import PageContext, reader_of
-from ava_server.web.events import EventRow, rows_of
+from ava_server.web.log_pages import EventRow, rows_of
 from ava_server.web.site import Visitor
 from ava_server.web.timeline import ALIKE_CHARS
 

@@ -33,8 +33,8 @@ from ava_server.render.responses import RunAnswer
 from ava_server.render.result import UntrustedText, cost_notes, result_of, verdict_words
 from ava_server.render.run_view import RunView, run_answer, view_run
 from ava_server.runs.record.costs import Costs, costs_of
-from ava_server.service.records import DeliveredFiles, diff_of, run_record, shown_changes
-from ava_server.service.sources import open_source
+from ava_server.service.run_records import DeliveredFiles, diff_of, run_record, shown_changes
+from ava_server.service.source_view import open_source
 from ava_server.web.context import NotFound, PagePart, found_or_404, go_to, page, reader_of
 from ava_server.web.deciding import DONE
 from ava_server.web.markdown import html

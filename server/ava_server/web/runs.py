@@ -28,7 +28,7 @@ from ava_server.render.plan_view import plan_title
 from ava_server.render.result import Text, UntrustedText, result_of
 from ava_server.render.run_view import RunView, cost_of, run_answer, view_run
 from ava_server.service.current import Budget
-from ava_server.service.records import current_runs
+from ava_server.service.run_records import current_runs
 from ava_server.web.context import PagePart, found_or_404, reader_of
 from ava_server.web.deciding import DONE
 from ava_server.web.run_page import RunPage

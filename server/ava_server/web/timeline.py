@@ -25,7 +25,7 @@ from ava_roles.wrap import clean
 from ava_server.budget.money_line import money_wait_words
 from ava_server.core.ids import AGENT, parse_number, state_words
 from ava_server.render.approvals import CHANNELS
-from ava_server.render.entries import (
+from ava_server.render.entry_lines import (
     EVENT_NAMES,
     MESSAGE_NAMES,
     SETTLED_WORDS,
@@ -132,7 +132,7 @@ class Item:
     @property
     def of_turn(self) -> bool:
         """Whether it belongs to the model call before it."""
-        return self.kind in ("say", "think", "call", "result", "note", "plan")
+        return self.kind in ("say", "think", "call", "result", "note", "outline")
 
     @property
     def kind(self) -> str:
@@ -186,7 +186,7 @@ class Item:
     def said(self) -> str:
         """The beginning of what the model said in a turn."""
         for each in self.inside:
-            if each.kind in ("say", "plan"):
+            if each.kind in ("say", "outline"):
                 return compact(each.text, _DONE_CHARS)
         return ""
 
@@ -551,7 +551,9 @@ def _work(fact: events.Fact) -> Detail | None:
         case events.ToolResult():
             return _result(fact)
         case events.PlanReady():
-            return Detail("plan", "Plan, reviewed" if fact.reviewed else "Plan", fact.plan or "No plan could be made.")
+            return Detail(
+                "outline", "Plan, reviewed" if fact.reviewed else "Plan", fact.plan or "No plan could be made."
+            )
         case events.Activity():
             return Detail("note", "", fact.activity)
         case events.AgentNote():

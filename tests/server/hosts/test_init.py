@@ -24,7 +24,7 @@ from ava_server.hosts.clients import client_of, known_clients
 from ava_server.hosts.known import HOSTS
 from ava_server.hosts.launching import key_advice, launch
 from ava_server.hosts.skill import skill_text
-from ava_server.service.tools import TOOLS
+from ava_server.service.tool_registry import TOOLS
 
 pytestmark = pytest.mark.slow
 

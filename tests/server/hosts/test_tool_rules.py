@@ -23,7 +23,7 @@ from ava_server.hosts.change import (
     change_to_remove,
 )
 from ava_server.hosts.known import HOSTS, Host, Launch, UserPlace
-from ava_server.service.tools import TOOLS
+from ava_server.service.tool_registry import TOOLS
 
 WITH_RULES = {name: host for name, host in HOSTS.items() if host.tool_rules is not None}
 LAUNCH = Launch("/opt/ava/bin/ava")

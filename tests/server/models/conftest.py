@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ava_server.models.clients import ClientPool
+from ava_server.models.http_clients import ClientPool
 
 
 @pytest.fixture

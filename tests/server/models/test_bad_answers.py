@@ -12,15 +12,15 @@ from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, run
 
 from ava_server.core.errors import ModelError, ModelTimeout
 from ava_server.models.base import Completion, Request, UserTurn
-from ava_server.models.clients import ClientPool
 from ava_server.models.errors import Endpoint, may_have_been_billed
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
-from ava_server.models.wires.base import Wire
 from ava_server.models.wires.chat import ChatWire
 from ava_server.models.wires.google import GoogleWire
 from ava_server.models.wires.messages import MessagesWire
 from ava_server.models.wires.responses import ResponsesWire
 from ava_server.models.wires.stream import Deadlines
+from ava_server.models.wires.wire import Wire
 
 PATIENT = Deadlines()
 KEY = "sk-or-v1-0123456789abcdef0123"

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_server.models.base import Completion
-from ava_server.models.wires.base import MOST_CALLS, tool_use
 from ava_server.models.wires.chat import ChatAnswer
 from ava_server.models.wires.stream import EventReader
+from ava_server.models.wires.wire import MOST_CALLS, tool_use
 
 odd: st.SearchStrategy[Any] = st.recursive(
     st.one_of(

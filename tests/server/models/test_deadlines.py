@@ -15,8 +15,8 @@ from support.model_server import Gate, Raw, Say, events, run_model_server
 from ava_roles.net.transports import NetworkBackend
 from ava_server.core.errors import ModelError, ModelTimeout
 from ava_server.models.base import Request, UserTurn
-from ava_server.models.clients import ClientPool
 from ava_server.models.errors import may_have_been_billed
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
 from ava_server.models.wires.chat import ChatWire
 from ava_server.models.wires.stream import Deadlines

@@ -20,8 +20,8 @@ from support.models.google_wire import (
 
 from ava_audit.events import Usage
 from ava_server.core.errors import ModelError
-from ava_server.models.clients import ClientPool
 from ava_server.models.errors import may_have_been_billed
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
 
 RETRY = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "36.5s"}

@@ -17,7 +17,7 @@ from support.models.google_wire import (
 
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, ReportedUsage, Segment, ToolTurn, Turn, UserTurn
-from ava_server.models.selection import thinking_of
+from ava_server.models.model_choice import thinking_of
 from ava_server.models.tokens import bound
 from ava_server.models.wires.google import WITHOUT_SIGNATURE, GoogleWire
 

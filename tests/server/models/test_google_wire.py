@@ -25,12 +25,12 @@ from ava_audit.events import Usage
 from ava_server.core.errors import ModelError
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Completion, Delta, ToolTurn, UserTurn
-from ava_server.models.clients import ClientPool
 from ava_server.models.errors import may_have_been_billed
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
 from ava_server.models.prices import cost_micros, find_price
-from ava_server.models.wires.base import MOST_CALLS
 from ava_server.models.wires.google import GoogleAnswer, GoogleWire
+from ava_server.models.wires.wire import MOST_CALLS
 
 
 def test_a_signature_in_a_part_without_a_text_goes_back() -> None:

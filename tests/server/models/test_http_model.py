@@ -19,7 +19,7 @@ from ava_server.models.base import (
     ToolTurn,
     UserTurn,
 )
-from ava_server.models.clients import ClientPool
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
 from ava_server.models.wires.chat import ChatWire
 from ava_server.models.wires.stream import Deadlines, EventReader
@@ -127,7 +127,7 @@ async def test_calls_at_the_same_time_get_a_client_each() -> None:
 
 
 async def test_closes_a_client_after_a_long_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ava_server.models.clients.KEEP_ALIVE_S", 0.0)
+    monkeypatch.setattr("ava_server.models.http_clients.KEEP_ALIVE_S", 0.0)
     clients = ClientPool()
     async with clients.client() as first, clients.client() as second:
         assert clients.size == 2

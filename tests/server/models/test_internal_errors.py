@@ -11,8 +11,8 @@ from support.model_server import Say, events
 
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion, Request, UserTurn
-from ava_server.models.clients import ClientPool, LentClient
 from ava_server.models.errors import may_have_been_billed
+from ava_server.models.http_clients import ClientPool, LentClient
 from ava_server.models.http_model import HttpModel
 from ava_server.models.wires.chat import ChatWire
 

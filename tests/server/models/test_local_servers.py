@@ -14,10 +14,10 @@ from support.models.provider_settings import KEY, settings_with
 from ava_server.cli.models import servers_lines
 from ava_server.core.errors import BadInput
 from ava_server.models import listing
-from ava_server.models.clients import ClientPool
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.listing import ModelCatalog, loaded_windows, servers_here
+from ava_server.models.model_choice import ModelSettings, Provider, choose, configured
 from ava_server.models.providers import PROVIDERS
-from ava_server.models.selection import ModelSettings, Provider, choose, configured
 
 
 @pytest.mark.parametrize("name", ["ollama", "lmstudio", "llamacpp", "vllm"])

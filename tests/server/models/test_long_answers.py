@@ -10,10 +10,10 @@ from support.sample import sample
 
 from ava_server.models.base import Completion
 from ava_server.models.json_text import encode
-from ava_server.models.wires.base import MOST_CALLS, WireAnswer
 from ava_server.models.wires.chat import ChatAnswer
 from ava_server.models.wires.messages import MessagesAnswer
 from ava_server.models.wires.responses import ResponsesAnswer
+from ava_server.models.wires.wire import MOST_CALLS, WireAnswer
 
 Event = dict[str, Any]
 Events = Iterator[Event]

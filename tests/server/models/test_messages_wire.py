@@ -13,12 +13,12 @@ from ava_audit.events import Usage
 from ava_server.core.errors import ModelError
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Completion, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
-from ava_server.models.clients import ClientPool
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
-from ava_server.models.selection import Thinking, thinking_of
-from ava_server.models.wires.base import MOST_CALLS
+from ava_server.models.model_choice import Thinking, thinking_of
 from ava_server.models.wires.messages import MessagesAnswer, MessagesWire
 from ava_server.models.wires.stream import EventReader
+from ava_server.models.wires.wire import MOST_CALLS
 
 SEARCH = ToolSchema("search", "Finds things.", {"type": "object", "properties": {"q": {"type": "string"}}})
 TASK = UserTurn("Find the blue door.")

@@ -9,11 +9,11 @@ import pytest
 from support.model_server import Say, run_model_server
 
 from ava_server.models.base import Completion, Request, ToolSchema, UserTurn
-from ava_server.models.clients import ClientPool
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
-from ava_server.models.wires.base import Wire
 from ava_server.models.wires.chat import ChatWire
 from ava_server.models.wires.messages import MessagesWire
+from ava_server.models.wires.wire import Wire
 
 SEARCH = ToolSchema("search", "Finds things.", {"type": "object", "properties": {"q": {"type": "string"}}})
 CALLS = [("search", {"q": "blue döor ✓"}), ("search", {"q": "second"})]

@@ -15,10 +15,10 @@ from support.models import responses_format
 
 from ava_audit.events import Usage
 from ava_server.models.base import AssistantTurn, Completion, Request, ToolSchema, ToolTurn, UserTurn
-from ava_server.models.clients import ClientPool
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
 from ava_server.models.json_text import as_object
-from ava_server.models.selection import thinking_of
+from ava_server.models.model_choice import thinking_of
 from ava_server.models.wires.responses import ResponsesWire
 
 if TYPE_CHECKING:  # the SDK takes a second to import, which each process of the tests would wait for

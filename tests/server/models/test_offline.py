@@ -15,6 +15,7 @@ from ava_roles.tools.registry import builtin_tools
 from ava_roles.wrap import wrap_tool_output
 from ava_server.models import offline
 from ava_server.models.base import AssistantTurn, Completion, Request, ToolSchema, ToolTurn, Turn, UserTurn
+from ava_server.models.model_choice import OFFLINE
 from ava_server.models.offline import LocalModel, answer
 from ava_server.models.offline_passages import (
     QUOTE_CHARS,
@@ -26,7 +27,6 @@ from ava_server.models.offline_passages import (
     passages,
     pieces,
 )
-from ava_server.models.selection import OFFLINE
 
 NAMES = ("read_file", "search_and_read", "read_webpages")
 

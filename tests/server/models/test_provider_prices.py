@@ -11,8 +11,8 @@ from ava_server.config.credentials import model_settings
 from ava_server.config.keys import set_key
 from ava_server.config.settings import load_settings
 from ava_server.core.errors import ConfigError
+from ava_server.models.model_choice import UNKNOWN, ModelSettings, Provider, choose, thinking_of
 from ava_server.models.prices import Price, Unpriced, look_up
-from ava_server.models.selection import UNKNOWN, ModelSettings, Provider, choose, thinking_of
 
 
 def test_a_deployment_is_priced_as_its_model(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from ava_server.config.credentials import model_settings
 from ava_server.config.keys import find_key, set_key
 from ava_server.config.settings import load_settings
 from ava_server.core.errors import BadInput, ConfigError
+from ava_server.models.model_choice import ModelSettings, Provider, choose, configured, default_tiers
 from ava_server.models.providers import PROVIDERS, key_header, provider_at
-from ava_server.models.selection import ModelSettings, Provider, choose, configured, default_tiers
 
 
 def test_a_new_compatible_provider_is_a_row_and_its_tiers() -> None:

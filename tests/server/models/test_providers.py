@@ -17,14 +17,14 @@ from support.models.provider_settings import KEY
 
 from ava_server.core.errors import ModelError
 from ava_server.models.base import AssistantTurn, Completion, Request, ToolSchema, ToolTurn, UserTurn
-from ava_server.models.clients import ClientPool
 from ava_server.models.errors import Endpoint, may_have_been_billed
 from ava_server.models.factory import model_of, parameters
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel, key_headers
 from ava_server.models.listing import ask_endpoint, model_catalogs
+from ava_server.models.model_choice import Choice, ModelSettings, Provider, choose, default_tiers
 from ava_server.models.prices import UserPrice
 from ava_server.models.providers import PROVIDERS, key_header
-from ava_server.models.selection import Choice, ModelSettings, Provider, choose, default_tiers
 
 SELLERS = [name for name, known in PROVIDERS.items() if known.models]
 CALLED = [*SELLERS, "azure deployments", "bedrock anthropic", "vertex openapi"]

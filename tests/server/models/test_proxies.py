@@ -17,8 +17,8 @@ from support.network.proxy import Proxy, run_proxy
 from ava_roles.net.transports import NetworkBackend
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion, Request, UserTurn
-from ava_server.models.clients import THIS_MACHINE, ClientPool
 from ava_server.models.errors import may_have_been_billed
+from ava_server.models.http_clients import THIS_MACHINE, ClientPool
 from ava_server.models.http_model import HttpModel
 from ava_server.models.wires.chat import ChatWire
 from ava_server.models.wires.stream import Deadlines

@@ -8,9 +8,9 @@ from support.models import responses_format
 from support.models.responses_wire import MODEL, SEARCH, TASK, WIRE, ask_responses, message_item, read_answers
 
 from ava_server.models.base import AssistantTurn, ToolTurn, UserTurn
-from ava_server.models.clients import ClientPool
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
-from ava_server.models.selection import thinking_of
+from ava_server.models.model_choice import thinking_of
 from ava_server.models.wires.responses import ResponsesWire
 
 

@@ -24,13 +24,13 @@ from ava_audit.events import Usage
 from ava_server.core.errors import ModelError
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Completion, Delta, ToolTurn, UserTurn
-from ava_server.models.clients import ClientPool
 from ava_server.models.errors import may_have_been_billed
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
 from ava_server.models.prices import cost_micros, find_price
-from ava_server.models.wires.base import MOST_CALLS
 from ava_server.models.wires.responses import ResponsesAnswer, ResponsesWire
 from ava_server.models.wires.stream import EventReader
+from ava_server.models.wires.wire import MOST_CALLS
 
 SUMMED = {"model": MODEL, "input": [], "reasoning": {"summary": "auto"}}
 """A request that asks for a summary of the model's thinking, which ours does not."""

@@ -3,8 +3,8 @@ import pytest
 
 from ava_server.core.errors import ModelError
 from ava_server.models.base import AssistantTurn, Completion, Model, Request, ToolTurn, Turn, UserTurn
-from ava_server.models.clients import ClientPool
 from ava_server.models.factory import model_of
+from ava_server.models.http_clients import ClientPool
 
 FOUND = "1 files fit best (3 searched)\n## harbour.md\n\nline 3:\nThe pier of the harbour is old.\n"
 

@@ -26,10 +26,8 @@ from ava_roles.errors import ToolFailed
 from ava_roles.net.search_engines import SearchResults
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion
-from ava_server.models.clients import ClientPool
-from ava_server.models.prices import UserPrice, find_price
-from ava_server.models.search_model import DEADLINES, read_results, search_model, search_request, searches_in
-from ava_server.models.selection import (
+from ava_server.models.http_clients import ClientPool
+from ava_server.models.model_choice import (
     KNOWN_URLS,
     Choice,
     ModelSettings,
@@ -37,6 +35,8 @@ from ava_server.models.selection import (
     provider_search,
     search_terms,
 )
+from ava_server.models.prices import UserPrice, find_price
+from ava_server.models.search_model import DEADLINES, read_results, search_model, search_request, searches_in
 from ava_server.models.wires.stream import Deadlines
 
 ALL = pytest.mark.parametrize("name", FORMATS)

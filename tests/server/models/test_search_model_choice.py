@@ -10,11 +10,10 @@ from support.models.search_formats import (
     KEY,
 )
 
-from ava_server.config.search_engines import provider_engine
+from ava_server.config.search_engine import provider_engine
 from ava_server.config.settings import SearchSettings
 from ava_server.models.base import Bound
-from ava_server.models.prices import UserPrice, reserve_micros
-from ava_server.models.selection import (
+from ava_server.models.model_choice import (
     ModelSettings,
     Provider,
     choose,
@@ -23,6 +22,7 @@ from ava_server.models.selection import (
     provider_search,
     search_terms,
 )
+from ava_server.models.prices import UserPrice, reserve_micros
 
 # -- which provider, and at what price ------------------------------------------------------------------------------
 

@@ -7,14 +7,11 @@ from support.model_server import Say, run_model_server
 
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.models.base import AssistantTurn, Model, Request, ToolSchema, ToolTurn, UserTurn
-from ava_server.models.clients import ClientPool
 from ava_server.models.factory import model_of, parameters
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
 from ava_server.models.listing import model_catalogs, wire_to_list
-from ava_server.models.offline import LocalModel
-from ava_server.models.prices import Price, Unpriced, UserPrice
-from ava_server.models.providers import PROVIDERS, RemoteWire
-from ava_server.models.selection import (
+from ava_server.models.model_choice import (
     KNOWN_URLS,
     SCRIPTED,
     TIERS,
@@ -26,6 +23,9 @@ from ava_server.models.selection import (
     default_tiers,
     wire_of,
 )
+from ava_server.models.offline import LocalModel
+from ava_server.models.prices import Price, Unpriced, UserPrice
+from ava_server.models.providers import PROVIDERS, RemoteWire
 from ava_server.models.wires.chat import ChatWire
 
 KEY = "sk-or-v1-0123456789abcdef0123"

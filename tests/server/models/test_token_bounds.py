@@ -20,8 +20,8 @@ from ava_server.models.base import (
     UserTurn,
 )
 from ava_server.models.tokens import bound, escaped_bound, prefix_bound, text_bound, turn_bound
-from ava_server.models.wires.base import tool_use
 from ava_server.models.wires.chat import assistant_message, message
+from ava_server.models.wires.wire import tool_use
 
 TOOL = ToolSchema("fetch", "Gets a page.", {"type": "object", "properties": {"url": {"type": "string"}}})
 texts = st.text(max_size=200)

@@ -11,8 +11,8 @@ from genai_prices import calc_price
 from support.models.usage_examples import EXAMPLES, Example, answer_to, chat, tokens_of
 
 from ava_audit.events import Usage
+from ava_server.models.model_choice import KNOWN_URLS
 from ava_server.models.prices import Price, cost_by, cost_micros, look_up
-from ava_server.models.selection import KNOWN_URLS
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 

@@ -9,11 +9,11 @@ from ava_audit.events import Usage
 from ava_server.models import usage_reader as readers
 from ava_server.models.base import Completion, MoreUsage
 from ava_server.models.usage_reader import UsageReader, more_words, usage_reader
-from ava_server.models.wires.base import Wire
 from ava_server.models.wires.chat import ChatAnswer, ChatWire
 from ava_server.models.wires.google import GoogleAnswer, GoogleWire
 from ava_server.models.wires.messages import MessagesWire
 from ava_server.models.wires.responses import ResponsesWire
+from ava_server.models.wires.wire import Wire
 
 XAI = "https://api.x.ai/v1/chat/completions"
 BESIDE = {"prompt_tokens": 100, "completion_tokens": 90, "completion_tokens_details": {"reasoning_tokens": 50}}

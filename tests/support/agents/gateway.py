@@ -18,13 +18,13 @@ from ava_server.agents.gateway import Gateway, serving
 from ava_server.agents.seam import Admitted, AgentCall, CallRefused
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion
-from ava_server.models.clients import ClientPool
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
-from ava_server.models.wires.base import Wire
 from ava_server.models.wires.chat import ChatWire
 from ava_server.models.wires.google import GoogleWire
 from ava_server.models.wires.messages import MessagesWire
 from ava_server.models.wires.responses import ResponsesWire
+from ava_server.models.wires.wire import Wire
 from support.model_server import ModelServer, Say, Script, run_model_server
 
 WIRES: dict[str, Wire] = {

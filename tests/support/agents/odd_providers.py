@@ -21,7 +21,7 @@ from ava_audit.redaction import Redactor
 from ava_server.agents.bodies import Bodies
 from ava_server.agents.gateway import Gateway, serving
 from ava_server.models.base import Completion
-from ava_server.models.clients import ClientPool
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
 from support.agents.gateway import KEY, SECRET, WIRES, NotingMeter, agent_request, path_of_request, raw_request
 from support.model_server import Say, events

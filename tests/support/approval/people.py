@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ava_server.approval.questions import Question, Reply
+from ava_server.approval.start_form import Question, Reply
 
 
 @dataclass

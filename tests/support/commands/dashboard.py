@@ -21,7 +21,7 @@ from ava_server.config.settings import Settings
 from ava_server.dashboard.app import StatusApp
 from ava_server.dashboard.decisions import DecisionQuestion, Kind, ask_about
 from ava_server.service.record_requests import DETAIL
-from ava_server.service.records import RunDetail
+from ava_server.service.run_records import RunDetail
 from support.runtime import Lab
 from support.stdio import until
 

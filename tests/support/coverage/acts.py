@@ -22,7 +22,7 @@ from ava_server.models.wires.stream import Deadlines
 from ava_server.service.access import Session
 from ava_server.service.record import WHEN
 from ava_server.service.service import Service
-from ava_server.service.tools import TOOLS
+from ava_server.service.tool_registry import TOOLS
 from support.agents.lab import agent_lab, agent_run
 from support.approval.people import DialogPerson
 from support.coverage.script import CHANGING, ENDINGS_PLAYED, ERRORS, HOLDS, LEFT, STEERED, PlayModel, plays, task_of

@@ -17,7 +17,7 @@ import pytest
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
 from ava_audit.errors import OutcomeUnknown, StoreUnavailable  # noqa: E402
-from ava_audit.postgres import database as postgres  # noqa: E402
+from ava_audit.postgres import server as postgres  # noqa: E402
 from ava_audit.store import backend, store  # noqa: E402
 from ava_audit.verify import verify  # noqa: E402
 from support.log import message, write  # noqa: E402

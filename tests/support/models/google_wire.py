@@ -9,9 +9,9 @@ from typing import Any
 import anyio
 
 from ava_server.models.base import Completion, Request, ToolSchema, Turn, UserTurn
-from ava_server.models.clients import ClientPool
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
-from ava_server.models.selection import thinking_of
+from ava_server.models.model_choice import thinking_of
 from ava_server.models.wires.google import GoogleWire
 from support.model_server import EVENTS, JSON, Raw, Received, Script, run_model_server
 

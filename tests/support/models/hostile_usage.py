@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ava_server.models.wires.base import MOST_CALLS
+from ava_server.models.wires.wire import MOST_CALLS
 from support.model_server import Gate, Raw, Say, Step, events
 from support.runtime import DONE
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ava_server.config.credentials import model_settings
 from ava_server.config.settings import load_settings
-from ava_server.models.selection import ModelSettings
+from ava_server.models.model_choice import ModelSettings
 
 KEY = "k3y-0f-n0b0dy-123456"
 

@@ -8,9 +8,9 @@ from typing import Any
 import anyio
 
 from ava_server.models.base import Completion, Request, ToolSchema, Turn, UserTurn
-from ava_server.models.clients import ClientPool
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
-from ava_server.models.selection import thinking_of
+from ava_server.models.model_choice import thinking_of
 from ava_server.models.wires.responses import ResponsesAnswer, ResponsesWire
 from support.model_server import Received, Script, run_model_server
 

@@ -9,11 +9,11 @@ import anyio
 
 from ava_audit.events import Usage
 from ava_server.models.base import Completion, Request, UserTurn
-from ava_server.models.clients import ClientPool
+from ava_server.models.http_clients import ClientPool
 from ava_server.models.http_model import HttpModel
-from ava_server.models.wires.base import Wire
 from ava_server.models.wires.chat import ChatWire
 from ava_server.models.wires.messages import MessagesWire
+from ava_server.models.wires.wire import Wire
 from support.model_server import Say, run_model_server
 
 

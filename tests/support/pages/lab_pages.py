@@ -23,11 +23,11 @@ from ava_server.config.sign_in import BrowserSessions, Passkeys
 from ava_server.config.tokens import TokenFile
 from ava_server.core.data_root import os_user
 from ava_server.core.shutdown import GracefulShutdown
+from ava_server.http.http_settings import Reach
 from ava_server.http.limits import RequestLimits
 from ava_server.http.server import _Paths, _Server
-from ava_server.http.settings import Reach
 from ava_server.mcp_server.app import App
-from ava_server.web.pages import Pages
+from ava_server.web.asgi import Pages
 from ava_server.web.site import Site
 from support.runtime import Lab
 

@@ -18,8 +18,8 @@ from ava_audit.events import (
     UserMessage,
 )
 from ava_server.models import tokens
-from ava_server.models.wires.base import tool_use
 from ava_server.models.wires.chat import assistant_message, message
+from ava_server.models.wires.wire import tool_use
 from ava_server.runs.record.history import History, Recipe
 
 

@@ -41,7 +41,7 @@ def declares_apps(ctx: ServerRequestContext[App, Any]) -> bool:
 
 def with_card(tool: types.Tool) -> types.Tool:
     """Return a tool as clients of the extension see it: with the card, if it has one, and closed to pages."""
-    from ava_server.service.tools import TOOLS
+    from ava_server.service.tool_registry import TOOLS
 
     ui: dict[str, Any] = {}
     if TOOLS[tool.name].card:

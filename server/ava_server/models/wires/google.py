@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
 from ava_server.models.json_text import as_object, as_text, fields_of, objects_in
-from ava_server.models.wires.base import (
+from ava_server.models.wires.wire import (
     MOST_CALLS,
     WholeAnswer,
     Wire,

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, cast
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
 from ava_server.models.json_text import as_list, as_text, fields_of, grown, objects_in
-from ava_server.models.selection import EFFORT, LOW
-from ava_server.models.wires.base import (
+from ava_server.models.model_choice import EFFORT, LOW
+from ava_server.models.wires.wire import (
     MOST_CALLS,
     WholeAnswer,
     Wire,

@@ -10,7 +10,7 @@ from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
 from ava_server.models.json_text import as_list, as_object, as_text, fields_of, objects_in
 from ava_server.models.prompt_cache import CacheMark
-from ava_server.models.wires.base import (
+from ava_server.models.wires.wire import (
     MOST_CALLS,
     WholeAnswer,
     Wire,

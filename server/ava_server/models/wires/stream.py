@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import httpx2
 
     from ava_server.models.usage_reader import UsageReader
-    from ava_server.models.wires.base import Wire
+    from ava_server.models.wires.wire import Wire
 
 log = logging.getLogger("ava.models")
 

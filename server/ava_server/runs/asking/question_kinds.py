@@ -23,8 +23,16 @@ from ava_roles.wrap import add_bars, clean, one_line
 from ava_server.approval.channels import PERSON_CHANNELS
 from ava_server.approval.decide import Kind, Shown
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.questions import CHOICE, LimitField, Question, Reply, TextField, limit_field, number_in
 from ava_server.approval.shown import approval_line
+from ava_server.approval.start_form import (
+    CHOICE,
+    LimitField,
+    Question,
+    Reply,
+    TextField,
+    limit_field,
+    number_in,
+)
 from ava_server.budget.run_config import CAP_OF_ARGUMENT, RunConfig, config_of, digest
 from ava_server.core.errors import BadInput, with_advice
 from ava_server.core.ids import label

@@ -30,7 +30,7 @@ from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.sandbox.workspace_copy import pack_folder, unpack_folder
 from ava_roles.worktree.snapshot import pack_branch, pack_snapshot, unpack_snapshot
 from ava_roles.worktree.spec import Branch, WorktreeSpec
-from ava_server.approval.coding import worktree_spec
+from ava_server.approval.resolve_coding import worktree_spec
 from ava_server.approval.scope import git_folder_rule
 from ava_server.budget.run_config import RunConfig, StepConfig, StoredFile, config_of
 from ava_server.config.settings import Settings

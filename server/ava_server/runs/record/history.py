@@ -47,14 +47,14 @@ from ava_server.models.base import (
     UserTurn,
 )
 from ava_server.models.text_tool_calls import TextToolCalls, read_printed
-from ava_server.models.wires.base import tool_use
+from ava_server.models.wires.wire import tool_use
 from ava_server.runs.record.invalid_answers import (
     InvalidAnswer,
     InvalidKind,
     check_answer,
     check_calls,
 )
-from ava_server.runs.record.planning import PlanningState
+from ava_server.runs.record.outline import OutlineState
 from ava_server.runs.record.reported_tokens import HistoryItem, ReportedTokens
 from ava_server.runs.record.submit import NAME as SUBMIT
 
@@ -186,7 +186,7 @@ class History:
     worktree: WorktreeReady | None = None
     check: WorkChecked | None = None
     last_check: WorkChecked | None = None
-    planning: PlanningState = field(default_factory=PlanningState)
+    outline: OutlineState = field(default_factory=OutlineState)
     cost_by: dict[str, int] = field(default_factory=dict[str, int])
     tool_counts: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     _items: list[HistoryItem] = field(default_factory=list[HistoryItem])
@@ -295,14 +295,14 @@ class History:
 
     def _add_own(self, seq: int, fact: Fact) -> None:
         match fact:
-            case AssistantMessage() if self.planning.is_on:
-                self._add_plan_answer(seq, fact)
+            case AssistantMessage() if self.outline.is_on:
+                self._add_outline_answer(seq, fact)
             case AssistantMessage() if self.reserved is None:  # of another agent, whose calls are its own
                 self.words.append(fact.text)
             case AssistantMessage():
                 self._add_answer(seq, fact)
             case PlanReady():
-                self._end_planning(fact)
+                self._end_outline(fact)
             case WorktreeReady():
                 self.worktree = fact
                 self._items.append(HistoryItem(seq, UserTurn(fact.told)))
@@ -416,10 +416,10 @@ class History:
 
     @property
     def purpose(self) -> Purpose | None:
-        """The purpose of the call in flight: a search, the plan, or `retries` once an attempt of its turn was paid."""
+        """The purpose of the call in flight: a search, `plan`, or `retries` after a paid attempt of its turn."""
         if self.search is not None:
             return "search"
-        if self.planning.phase is not None:
+        if self.outline.phase is not None:
             return "plan"
         return "retries" if self.paid_attempts else None
 
@@ -508,7 +508,7 @@ class History:
                 self._items.append(HistoryItem(seq, item.turn, fact.phase))
             else:
                 self._items.append(HistoryItem(item.seq, item.turn))
-        self.planning.begin_call(fact.phase)
+        self.outline.begin_call(fact.phase)
         self._results_in = True
         self.notices_sent.update(fact.notices)
         self.last = fact.last
@@ -587,25 +587,25 @@ class History:
         else:
             self.invalid_kinds = (*self.invalid_kinds, fault.kind)
 
-    def _add_plan_answer(self, seq: int, fact: AssistantMessage) -> None:
-        """Fold the answer of a planning call, which calls no tools."""
+    def _add_outline_answer(self, seq: int, fact: AssistantMessage) -> None:
+        """Fold the answer of a call for the outline, which calls no tools."""
         self.answered = True
         self.words.append(fact.text)
-        phase = self.planning.phase
-        if self.planning.add_answer(fact):
+        phase = self.outline.phase
+        if self.outline.add_answer(fact):
             self._items.append(HistoryItem(seq, AssistantTurn(fact.raw or {}), phase, self._written))
         else:
             self._drop(lambda item: item.phase == phase)
 
-    def _end_planning(self, fact: PlanReady) -> None:
-        """Fold the end of planning: only the plan stays in the conversation."""
+    def _end_outline(self, fact: PlanReady) -> None:
+        """Fold the end of the outline: only its last version stays in the conversation."""
         self.answered = True
-        self.planning.ready = fact
+        self.outline.ready = fact
         answers = [item for item in self._items if item.phase is not None and isinstance(item.turn, AssistantTurn)]
-        plan = answers[-1] if fact.plan else None
-        self._drop(lambda item: item.phase is not None and item is not plan)
-        if plan is not None:
-            plan.phase = None
+        outline = answers[-1] if fact.plan else None
+        self._drop(lambda item: item.phase is not None and item is not outline)
+        if outline is not None:
+            outline.phase = None
             self.words = [fact.plan]
 
     def _drop(self, must_go: Callable[[HistoryItem], bool]) -> None:

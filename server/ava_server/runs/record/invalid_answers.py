@@ -1,7 +1,7 @@
 """Invalid answers: what is wrong with an answer of which nothing can be used, and the notice to the model about it.
 
 Everything here follows from the log, so that a resumed run keeps counting. After the first and second such answer in a
-row the model is told what is wrong; the third ends the run. In planning and in the last turn an answer is accepted as
+row the model is told what is wrong; the third ends the run. In outlines and in the last turn an answer is accepted as
 it is, or dropped.
 """
 

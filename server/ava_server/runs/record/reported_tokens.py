@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ava_audit.events import PlanPhase
+from ava_audit.events import OutlinePhase
 from ava_server.models.base import ReportedUsage, Segment, ToolTurn, Turn
 
 
@@ -16,7 +16,7 @@ class HistoryItem:
     Attributes:
         seq: Its entry.
         turn: The complete turn; a request may show less of it.
-        phase: The step of planning at whose end it is dropped.
+        phase: The step of the outline at whose end it is dropped.
         written: For an answer, the reported tokens with which the model wrote it.
         report: The report that covers it.
         reported_chars: How many of its characters were shown at that report.
@@ -24,7 +24,7 @@ class HistoryItem:
 
     seq: int
     turn: Turn
-    phase: PlanPhase | None = None
+    phase: OutlinePhase | None = None
     written: int | None = None
     report: int | None = None
     reported_chars: int = 0

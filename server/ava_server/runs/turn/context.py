@@ -22,7 +22,7 @@ from ava_server.budget.run_config import RunConfig, SearchCall
 from ava_server.budget.user_limits import DayCaps
 from ava_server.core.errors import AvaError
 from ava_server.models.base import Model
-from ava_server.models.selection import search_terms
+from ava_server.models.model_choice import search_terms
 from ava_server.runs.asking.extension import ExtensionLimits
 from ava_server.runs.coder.coding import Worktrees
 from ava_server.runs.journal.clock import RunClock

@@ -21,7 +21,7 @@ from ava_roles.tools.run import READ_SKILL
 from ava_server.approval.proposals import project_of
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.summary import list_earlier
-from ava_server.budget.run_config import PLAN_TURNS, RunConfig, Texts, limits_for_model
+from ava_server.budget.run_config import OUTLINE_TURNS, RunConfig, Texts, limits_for_model
 from ava_server.core.errors import Refused
 from ava_server.models.base import Bound, Model
 from ava_server.models.prices import reserve_micros
@@ -97,7 +97,7 @@ def _words_on_earlier(config: RunConfig, tools: Mapping[str, Tool]) -> str:
 
 
 WORK_TURNS = 3
-"""Turns that a cap must be likely to buy, besides those of a plan: to look, to read, to hand over."""
+"""Turns that a cap must be likely to buy, besides those of an outline: to look, to read, to hand over."""
 LIKELY = 0.5
 """The likely share of a prompt's bound: its ratios have a margin of about two."""
 LIKELY_OUTPUT = 512
@@ -136,7 +136,7 @@ def estimate(config: RunConfig, prompt_tokens: int) -> FirstCalls:
 
     first, later, wrap = costs(prompt_tokens, GOOD_OUTPUT)
     _first, likely_later, likely_wrap = costs(math.ceil(prompt_tokens * LIKELY), LIKELY_OUTPUT)
-    needed_turns = WORK_TURNS + PLAN_TURNS if config.plans else WORK_TURNS
+    needed_turns = WORK_TURNS + OUTLINE_TURNS if config.writes_outline else WORK_TURNS
     turns = min(needed_turns, config.max_iterations - 1)
     least = max(first + wrap, turns * likely_later + likely_wrap)
     return FirstCalls(first, -(-least // MICROS_PER_CENT) * MICROS_PER_CENT, first + wrap, later)

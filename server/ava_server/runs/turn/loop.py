@@ -31,7 +31,7 @@ from ava_server import telemetry
 from ava_server.budget.run_config import config_of
 from ava_server.core.shortage import shortage_in
 from ava_server.models.base import Completion
-from ava_server.models.selection import OFFLINE, SCRIPTED
+from ava_server.models.model_choice import OFFLINE, SCRIPTED
 from ava_server.runs.asking.extension import in_vain
 from ava_server.runs.asking.question_kinds import activity_when_asked
 from ava_server.runs.coder.coding import CodingWork, fail_unkept
@@ -47,7 +47,7 @@ from ava_server.runs.record.submit import NAME as SUBMIT
 from ava_server.runs.record.submit import SubmitArgs, accept
 from ava_server.runs.turn.context import ActiveRun, RunContext, RunLeft, nobody_gone
 from ava_server.runs.turn.model_call import ModelCalls
-from ava_server.runs.turn.reservation import UNKNOWN_ATTEMPTS, Planner, Reservations
+from ava_server.runs.turn.reservation import UNKNOWN_ATTEMPTS, Outliner, Reservations
 from ava_server.runs.turn.tool_calls import ENDED_BECAUSE, ToolCalls
 
 log = logging.getLogger("ava.loop")
@@ -99,8 +99,8 @@ class AgentRun:
         self._run = active = ActiveRun(
             self._log, self._config, context, self._clock, self.say, tasks, gone, lambda: self._leaves
         )
-        self._planner = Planner(self._log, wanted=self._config.plans)
-        self._reservations = Reservations(active, self._planner)
+        self._outliner = Outliner(self._log, wanted=self._config.writes_outline)
+        self._reservations = Reservations(active, self._outliner)
         self._tool_calls = ToolCalls(active)
         self._model_calls = ModelCalls(active, self._tool_calls.start_facts)
         self._coding: CodingWork | None = None
@@ -313,7 +313,7 @@ class AgentRun:
             answer = await self._call_model()
             if isinstance(answer, Paused):
                 return answer
-            if answer is None or await self._planner.takes(answer):
+            if answer is None or await self._outliner.takes(answer):
                 continue
             ended = answer if isinstance(answer, RunResult) else await self._act(answer)
             if ended is not None:

@@ -49,9 +49,9 @@ from ava_server.core.errors import ModelError
 from ava_server.core.ids import IN_PROCESS
 from ava_server.models.base import NOT_SENT, Bound, Completion, Delta, Request, ToolUse
 from ava_server.models.errors import may_have_been_billed
+from ava_server.models.model_choice import with_fee
 from ava_server.models.prices import cost_micros, reserve_micros
 from ava_server.models.search_model import read_results, search_request, searches_in
-from ava_server.models.selection import with_fee
 from ava_server.models.text_tool_calls import with_calls
 from ava_server.runs.journal.log import ms_since
 from ava_server.runs.record.claims import Paused

@@ -1,6 +1,6 @@
 """Reservations: builds the next request and holds its worst case in every cap, smaller or as the wrap-up if need be.
 
-`Planner` writes the requests of the planning turns.
+`Outliner` writes the requests of the turns that outline the work.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from ava_audit.events import Activity, CostReserved, LastTurn, PlanPhase
+from ava_audit.events import Activity, CostReserved, LastTurn, OutlinePhase
 from ava_audit.units import format_usd
 from ava_audit.view import Command
 from ava_server.budget.caps import (
@@ -33,37 +33,41 @@ from ava_server.runs.record.result import RunResult
 from ava_server.runs.turn.context import ActiveRun
 from ava_server.runs.turn.money_wait import MoneyQueue
 
-DOING: Mapping[PlanPhase, str] = {"analysis": "Analysing the task", "plan": "Planning", "review": "Reviewing the plan"}
+DOING: Mapping[OutlinePhase, str] = {
+    "analysis": "Analysing the task",
+    "plan": "Planning",
+    "review": "Reviewing the plan",
+}
 """The sentence in the status line."""
-NO_PLAN = "Working without a plan: none could be made"
+NO_OUTLINE = "Working without a plan: none could be made"
 
 
-class Planner:
-    """The planning of one run."""
+class Outliner:
+    """The outline of one run."""
 
     def __init__(self, run_log: RunLog, *, wanted: bool) -> None:
         self.wanted = wanted
         self._log = run_log
         self._history = run_log.history
 
-    def phase(self) -> PlanPhase | None:
+    def phase(self) -> OutlinePhase | None:
         if self._history.turn == 0:
             return "analysis" if self.wanted else None
-        return self._history.planning.next_phase()
+        return self._history.outline.next_phase()
 
     async def settle(self, *, leaving: bool = False) -> None:
-        """Record the outcome of planning once it is known, or at once where planning cannot continue (`leaving`)."""
-        ready = self._history.planning.outcome(leaving=leaving)
+        """Record the outline once it is known, or at once where it cannot go on (`leaving`)."""
+        ready = self._history.outline.outcome(leaving=leaving)
         if ready is None:
             return
         if ready.plan:
             await self._log.record(ready)
         else:
-            await self._log.record(Activity(activity=NO_PLAN), ready)
+            await self._log.record(Activity(activity=NO_OUTLINE), ready)
 
     async def takes(self, answer: Completion | RunResult) -> bool:
-        """Take the answer of a planning call, or the error in its place; False for an answer of the work."""
-        if not self._history.planning.is_on:
+        """Take the answer of a call for the outline, or the error in its place; False for an answer of the work."""
+        if not self._history.outline.is_on:
             return False
         if isinstance(answer, Completion):
             return True
@@ -109,11 +113,11 @@ TO_WORK = "plan:work"
 
 @dataclass(frozen=True)
 class _Notice:
-    """The notice of a request to the model, its topics, and the step of planning that it asks for."""
+    """The notice of a request to the model, its topics, and the step of the outline that it asks for."""
 
     text: str | None = None
     about: tuple[str, ...] = ()
-    phase: PlanPhase | None = None
+    phase: OutlinePhase | None = None
 
 
 @dataclass(frozen=True)
@@ -150,14 +154,14 @@ class Reservations:
         cap: The cap that was reached: from then on only the wrap-up is sent.
     """
 
-    def __init__(self, run: ActiveRun, planner: Planner) -> None:
+    def __init__(self, run: ActiveRun, outliner: Outliner) -> None:
         self._run = run
         self._log = run.log
         self._history = run.log.history
         self._config = run.config
         self._price = run.config.price
         self._model = run.context.model
-        self._planner = planner
+        self._outliner = outliner
         self._line = MoneyQueue(run)
         self.cap = self._history.last  # a run that was resumed in its wrap-up stays there
         self.extensions = CapExtensions(run.log, run.config, run.context.extensions)
@@ -173,7 +177,7 @@ class Reservations:
         if not history.answered or history.search is not None:
             await self._log.settle_lost()
         is_wrap_up = self.last_turn(self._next_turn()) is not None
-        await self._planner.settle(leaving=is_wrap_up)
+        await self._outliner.settle(leaving=is_wrap_up)
         turn = self._next_turn()
         attempt = 1
         if not history.answered:
@@ -210,7 +214,7 @@ class Reservations:
             if pause is not None:
                 return pause
             self.cap = LastTurn(status=answer.status, reason=cap_words(answer, request, self._log))
-            if history.planning.is_on:  # the plan so far is used, and the wrap-up is a turn of its own
+            if history.outline.is_on:  # the outline so far is used, and the wrap-up is a turn of its own
                 return await self.next()
 
     def _wrap_up_notice(self, last: LastTurn) -> _Notice:
@@ -366,15 +370,15 @@ class Reservations:
 
     def _notice(self, attempt: int) -> _Notice:
         """Return the notice of the next request; further attempts of a turn repeat that of the first."""
-        phase = self._planner.phase()
+        phase = self._outliner.phase()
         if attempt > 1:
             return _Notice(phase=phase)
-        texts = prompts("ava_server.runs.turn", "planning")
+        texts = prompts("ava_server.runs.turn", "outline")
         if phase is not None:
             assert self._history.prefix is not None, "a run starts with its prefix"
             tools = ", ".join(str(tool["name"]) for tool in self._history.prefix.tools)
             return _Notice(texts[phase].replace("{tools}", tools), (f"plan:{phase}",), phase)
-        ready = self._history.planning.ready
+        ready = self._history.outline.ready
         if ready is not None and ready.plan and TO_WORK not in self._history.notices_sent:
             text = texts["work"]
             left = self._notice_of_caps()

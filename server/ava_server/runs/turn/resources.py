@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ava_roles.net.fetch import Fetcher
     from ava_server.budget.user_limits import DayCaps
     from ava_server.config.settings import Settings
-    from ava_server.models.clients import ClientPool
+    from ava_server.models.http_clients import ClientPool
 
 
 @dataclass

@@ -23,7 +23,7 @@ from ava_audit.view import View
 from ava_roles.errors import RolesError, ToolFailed
 from ava_roles.mcp_client.connection import LaunchContext
 from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers, ToolDiscovery, ToolListing, list_tools
-from ava_roles.mcp_client.tools import ServerEntry, server_of
+from ava_roles.mcp_client.server_tools import ServerEntry, server_of
 from ava_roles.placeholders import PLACEHOLDER, secret_names
 from ava_roles.role import Role
 from ava_roles.sandbox.command_workspace import CommandSandbox

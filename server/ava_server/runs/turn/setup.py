@@ -37,14 +37,14 @@ from ava_server.budget.caps import measured_ratio
 from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.config.agents import AgentSpec, agent_of
 from ava_server.config.root_key import root_key
-from ava_server.config.search_engines import ApprovedSearch
+from ava_server.config.search_engine import ApprovedSearch
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.core.ids import IN_PROCESS
 from ava_server.models.base import Model
 from ava_server.models.factory import model_of, parameters
+from ava_server.models.model_choice import Choice, choose
 from ava_server.models.search_model import search_model
-from ava_server.models.selection import Choice, choose
 from ava_server.runs.asking.extension import extension_limits
 from ava_server.runs.asking.questions import Ask
 from ava_server.runs.coder.coding import Worktrees

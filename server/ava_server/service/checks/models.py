@@ -9,15 +9,15 @@ from ava_roles.net.addresses import PROXY_VARIABLES, proxy_place, proxy_url
 from ava_roles.net.search_engines import Engine
 from ava_server.config.credentials import model_settings, provider_addresses
 from ava_server.config.keys import DELIVERS, SEARCHES, WELL_KNOWN, list_keys, read_keys, why_unused
-from ava_server.config.search_engines import any_search, search_text
+from ava_server.config.search_engine import any_search, search_text
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import model_about
 from ava_server.hosts.launching import key_advice
-from ava_server.models import selection
+from ava_server.models import model_choice
 from ava_server.models.listing import resolve_models
+from ava_server.models.model_choice import Choice, ModelSettings, Provider, ProviderSearch
 from ava_server.models.prices import price_words
-from ava_server.models.selection import Choice, ModelSettings, Provider, ProviderSearch
 from ava_server.service.checks import CheckFinding, Setup, State, from_error
 
 _FIX_KEYS = "Correct that, then run `ava doctor` again; `ava key set PROVIDER` replaces a key."
@@ -62,7 +62,7 @@ def providers(setup: Setup) -> Iterator[CheckFinding]:
         yield CheckFinding("providers", "note", _NOT_CHECKED)
         return
     try:
-        configured = selection.configured(models)
+        configured = model_choice.configured(models)
     except AvaError as error:
         yield from_error("providers", str(error), setup.correct_settings)
         return
@@ -74,14 +74,14 @@ def providers(setup: Setup) -> Iterator[CheckFinding]:
             "none is configured: without a language model, subagents find passages by words and quote them, free of"
             " charge; they write no text of their own"
         )
-        advice = selection.SET_A_MODEL
+        advice = model_choice.SET_A_MODEL
         step = f"For a language model: {advice[0].lower()}{advice[1:]}"
         yield CheckFinding("providers", "note", text, step)
 
 
 def _provider_finding(name: str, provider: Provider, models: ModelSettings) -> CheckFinding:
-    address = provider.base_url or selection.KNOWN_URLS[name]
-    if name == selection.CUSTOM and models.base_url:
+    address = provider.base_url or model_choice.KNOWN_URLS[name]
+    if name == model_choice.CUSTOM and models.base_url:
         address += " (AVA_MODEL_BASE_URL)"
     if provider.key_command is not None:
         with_key = f"with the key that a command of yours prints: {provider.key_command.command[0]}"
@@ -133,7 +133,7 @@ def cheapest(name: str, models: ModelSettings, setup: Setup) -> Choice | CheckFi
     failed: CheckFinding | None = None
     for wanted in _candidates(name, models):
         try:
-            choice = selection.choose(wanted, "fast", models)
+            choice = model_choice.choose(wanted, "fast", models)
         except AvaError as error:
             failed = failed or from_error(title, str(error), _fix_choice(error, setup), "warning")
             continue
@@ -145,9 +145,9 @@ def cheapest(name: str, models: ModelSettings, setup: Setup) -> Choice | CheckFi
 
 def _candidates(name: str, models: ModelSettings) -> list[str | None]:
     """Return the models of settings or defaults, those first that are likely a provider's cheapest."""
-    if name == selection.CUSTOM and models.base_url:
-        return [f"{selection.CUSTOM}:{models.model}" if models.model else None]
-    default = selection.default_tiers().get(name, {}).get("fast")
+    if name == model_choice.CUSTOM and models.base_url:
+        return [f"{model_choice.CUSTOM}:{models.model}" if models.model else None]
+    default = model_choice.default_tiers().get(name, {}).get("fast")
     own = f"{name}:{default}" if default else None
     wanted = (models.tiers.get("fast"), own, models.tiers.get("balanced"), models.tiers.get("deep"), models.model)
     return [model for model in wanted if model]

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from ava_roles.catalog import Catalog
-from ava_roles.mcp_client.tools import server_of
+from ava_roles.mcp_client.server_tools import server_of
 from ava_roles.net.search_engines import Engine
 from ava_roles.placeholders import secret_names
 from ava_roles.role import Role
@@ -17,24 +17,24 @@ from ava_roles.sandbox.selection import sandbox_here
 from ava_roles.tool import Tool
 from ava_roles.tools.registry import builtin_tools, specs_of
 from ava_roles.wrap import list_names
-from ava_server.approval.coding import lacks_model
+from ava_server.approval.resolve_coding import lacks_model
 from ava_server.approval.scope import usable_here
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.config.checks import setting_name
 from ava_server.config.role_folders import places_here
-from ava_server.config.search_engines import without_search
+from ava_server.config.search_engine import without_search
 from ava_server.config.secrets import read_secrets
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.core.threads import run_async
 from ava_server.models.listing import resolve_models
+from ava_server.models.model_choice import Choice, ProviderSearch, unknown_prices
 from ava_server.models.prices import unknown_price_words
-from ava_server.models.selection import Choice, ProviderSearch, unknown_prices
 from ava_server.service.checks import CheckFinding, Setup, from_error
 from ava_server.service.checks.models import models_of, search_engine
 
 if TYPE_CHECKING:
     from ava_roles.mcp_client.run_servers import ToolListing
-    from ava_roles.mcp_client.tools import ServerEntry
+    from ava_roles.mcp_client.server_tools import ServerEntry
 
 MOST_NAMED = 20
 """The most tools of one server that are named."""

@@ -1,4 +1,4 @@
-"""How far the planning of a run has come, folded from its entries: analysis, plan, review."""
+"""How far the outline of a run has come, folded from its entries: analysis, plan, review."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ava_audit.events import AssistantMessage, PlanPhase, PlanReady
+from ava_audit.events import AssistantMessage, OutlinePhase, PlanReady
 from ava_server.runs.record.invalid_answers import CUT
 
-_NEXT_PHASE: Mapping[PlanPhase, PlanPhase] = {"analysis": "plan", "plan": "review"}
+_NEXT_PHASE: Mapping[OutlinePhase, OutlinePhase] = {"analysis": "plan", "plan": "review"}
 _KEEP = re.compile(r"\W*keep\W*", re.IGNORECASE)
-"""A review that leaves the plan as it is."""
+"""A review that leaves the outline as it is."""
 _STEP = re.compile(r"^[\s#*_]*(?:(?:step\s+)?\d+[\s.:)*]|[-*•]\s)", re.IGNORECASE | re.MULTILINE)
-"""The beginning of a step: without one, a review has not corrected the plan."""
+"""The beginning of a step: without one, a review has not corrected the outline."""
 
 
 @dataclass(slots=True)
-class PlanningState:
-    """How far the planning of a run has come.
+class OutlineState:
+    """How far the outline of a run has come.
 
     Attributes:
         phase: The step that the last reserved call was for; None for a call of the work.
         has_answer: That call has an answer.
-        draft: The first version of the plan; empty before that, and where the answer was unusable.
+        draft: The first version of the outline; empty before that, and where the answer was unusable.
         corrected: The version of the review; empty where it kept the draft.
-        reviewed: The review was usable: it corrected the plan, or said to keep it.
+        reviewed: The review was usable: it corrected the outline, or said to keep it.
     """
 
-    phase: PlanPhase | None = None
+    phase: OutlinePhase | None = None
     has_answer: bool = False
     draft: str = ""
     corrected: str = ""
@@ -37,15 +37,15 @@ class PlanningState:
 
     @property
     def is_on(self) -> bool:
-        """Whether planning has begun and is not over."""
+        """Whether the outline has been begun and is not over."""
         return self.phase is not None and self.ready is None
 
-    def begin_call(self, phase: PlanPhase | None) -> None:
+    def begin_call(self, phase: OutlinePhase | None) -> None:
         self.phase = phase
         self.has_answer = False
 
     def add_answer(self, said: AssistantMessage) -> bool:
-        """Fold an answer; tell whether it is usable and stays in the conversation until planning is over."""
+        """Fold an answer; tell whether it is usable and stays in the conversation until the outline is over."""
         self.has_answer = True
         text = said.text
         if said.calls or not text.strip():
@@ -62,7 +62,7 @@ class PlanningState:
         self.reviewed = bool(self.corrected or _KEEP.fullmatch(text))
         return bool(self.corrected)
 
-    def next_phase(self) -> PlanPhase | None:
+    def next_phase(self) -> OutlinePhase | None:
         """Return the step of the next call: the same one while it has no answer, else the one after it."""
         if self.ready is not None or self.phase is None:
             return None
@@ -71,10 +71,10 @@ class PlanningState:
         return _NEXT_PHASE.get(self.phase)
 
     def outcome(self, *, leaving: bool = False) -> PlanReady | None:
-        """Return the outcome of planning; None while it continues, or where there is no planning.
+        """Return the outline as it is in the end; None while it goes on, or where there is none.
 
         Args:
-            leaving: Planning ends now, whichever steps are left.
+            leaving: The outline ends now, whichever steps are left.
         """
         if not self.is_on:
             return None

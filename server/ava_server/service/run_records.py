@@ -24,7 +24,7 @@ from ava_server.budget.run_config import Coding, Texts, config_of
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.render.approvals import DECISIONS, RunDecision, decisions_in
-from ava_server.render.entries import Step, compact, recent_steps
+from ava_server.render.entry_lines import Step, compact, recent_steps
 from ava_server.render.responses import RunAnswer
 from ava_server.render.run_view import Processes, ProcessesNow, RunView, run_answer, state_now, view_run
 from ava_server.runs.asking.pending_questions import OpenQuestions

@@ -113,7 +113,7 @@ class NotEditable(Exception):
 
 
 @dataclass(frozen=True)
-class Document:
+class EditableText:
     r"""A text file, whose `text` has `\n` as line end; `ends` has those of the file. `mark`: its byte order mark.
 
     `guessed`: nothing in the file says that `codec` is its encoding.
@@ -129,7 +129,7 @@ class Document:
     guessed: bool = False
 
     @classmethod
-    def of(cls, data: bytes) -> Document:
+    def of(cls, data: bytes) -> EditableText:
         decoded = decode(data)
         if decoded is None:
             raise NotEditable("it is binary")
@@ -139,14 +139,14 @@ class Document:
         ends = ("\n",) * text.count("\n")
         if "\r" in text:
             ends = tuple(_LINE_END.findall(text))
-        document = cls(normalize_line_ends(text), ends, decoded.mark, decoded.codec, decoded.guessed)
+        editable = cls(normalize_line_ends(text), ends, decoded.mark, decoded.codec, decoded.guessed)
         try:
-            exact = document.data() == data
+            exact = editable.data() == data
         except NotWritable:
             exact = False
         if not exact:
             raise NotEditable(f"read as {decoded.encoding}, it would not be written back byte for byte")
-        return document
+        return editable
 
     def data(self) -> bytes:
         """Return the bytes of the file. Raises NotWritable."""
@@ -175,7 +175,7 @@ class Document:
     def ends_in_line_break(self) -> bool:
         return self.text.endswith("\n")
 
-    def like(self, other: Document) -> Document:
+    def like(self, other: EditableText) -> EditableText:
         r"""Return this text with the encoding, byte order mark and line ends of another.
 
         It keeps its own line ends if it has any but `\n`. Where the other has several kinds, the lines before and after
@@ -189,7 +189,7 @@ class Document:
             mark = self.mark
         return replace(self, ends=ends, mark=mark, codec=other.codec, guessed=other.guessed)
 
-    def _ends_like(self, other: Document) -> tuple[str, ...]:
+    def _ends_like(self, other: EditableText) -> tuple[str, ...]:
         """Return a line end for each line: those of `other` before, in and after the lines that differ."""
         counts = Counter(other.ends)
         usual = "\n"
@@ -233,8 +233,8 @@ class Document:
                 numbers.append(line)
         return numbers
 
-    def replaced(self, starts: Sequence[int], old: str, new: str) -> tuple[Document, list[Region]]:
-        """Return the document with another text at these offsets, and the changed regions; line ends stay."""
+    def replaced(self, starts: Sequence[int], old: str, new: str) -> tuple[EditableText, list[Region]]:
+        """Return it with another text at these offsets, and the changed regions; line ends stay."""
         removed = old.count("\n")
         added = new.count("\n")
         parts: list[str] = []

@@ -14,8 +14,8 @@ from ava_audit.rows import RunRow
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.approval.decide import ONLY_PERSON
-from ava_server.approval.questions import PageOpener, PageQuestion, Person, Question, Reply
 from ava_server.approval.requests import MessageArgs, parse
+from ava_server.approval.start_form import PageOpener, PageQuestion, Person, Question, Reply
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.runs.asking.extension import extension_limits
@@ -30,7 +30,7 @@ from ava_server.runs.asking.pending_questions import (
 )
 from ava_server.runs.asking.question_kinds import Answer, Decider, PendingQuestion, QuestionDecision
 from ava_server.service.access import Operations
-from ava_server.service.outcomes import ask_until, outcomes, until_decided
+from ava_server.service.open_questions import ask_until, outcomes, until_decided
 
 _UNANSWERED = "The person has not answered; {run_id} still waits: {how} in a terminal."
 _UNDECIDED = "The person has not decided; {run_id} still waits: at {page}, or {how} in a terminal."

@@ -29,12 +29,12 @@ from ava_server.approval.decisions import (
     check_proposal,
     refuse,
 )
-from ava_server.approval.questions import LinkNeed, PageQuestion
+from ava_server.approval.start_form import LinkNeed, PageQuestion
 from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 from ava_server.render.responses import Answer, CheckAnswer, ConfirmAnswer, SpawnAnswer
 from ava_server.service.access import Operations, Progress
 from ava_server.service.check import LOOK_EVERY_S, PROGRESS_EVERY_S
-from ava_server.service.outcomes import lowered_limits
+from ava_server.service.open_questions import lowered_limits
 
 if TYPE_CHECKING:
     from ava_server.service.record import CallContext

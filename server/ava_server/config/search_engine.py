@@ -17,7 +17,7 @@ from ava_roles.net.search_engines import Brave, Engine, Kagi, SearchReply, Searc
 from ava_roles.tool import Tool
 from ava_server.config.keys import Key, key_among
 from ava_server.core.errors import AvaError
-from ava_server.models.selection import (
+from ava_server.models.model_choice import (
     KNOWN_URLS,
     UNNAMED,
     Choice,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import httpx2
 
     from ava_server.config.settings import SearchSettings
-    from ava_server.models.clients import ClientPool
+    from ava_server.models.http_clients import ClientPool
 
 CONNECT_S = 10.0
 MOST_BYTES = 2_000_000

@@ -42,7 +42,7 @@ from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT, parse_number, parse_run_id, read_span, state_words
 from ava_server.render.approvals import CHANNELS
-from ava_server.render.entries import (
+from ava_server.render.entry_lines import (
     BOOKKEEPING,
     EVENT_NAMES,
     SETTLED_WORDS,

@@ -19,8 +19,8 @@ from ava_server.models.json_text import (
     encode,
     join_surrogates,
 )
+from ava_server.models.model_choice import EFFORT, LOW, UNKNOWN, Thinking
 from ava_server.models.prompt_cache import CacheMark
-from ava_server.models.selection import EFFORT, LOW, UNKNOWN, Thinking
 from ava_server.models.tokens import claims_use, merge_usage, read_usage
 from ava_server.models.usage_reader import UsageReader, more_words
 

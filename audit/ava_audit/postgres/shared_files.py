@@ -1,4 +1,4 @@
-"""Small private documents that all servers of a log share. They are no part of it: each is replaced as a whole.
+"""Small private files that all servers of a log share. They are no part of it: each is replaced as a whole.
 
 They have a connection of their own, which one thread uses at a time.
 """
@@ -16,12 +16,12 @@ from ava_audit.postgres.session import dial, first_line, passes
 
 T = TypeVar("T")
 LOCK_WAIT_S = 5
-"""How long a change waits for another one of the same document."""
+"""How long a change waits for another one of the same file."""
 _LOCKED = "55P03"
 
 
-class PostgresDocuments:
-    """The documents of one database. Every method blocks."""
+class PostgresSharedFiles:
+    """The shared files of one database. Every method blocks."""
 
     def __init__(self, conninfo: Mapping[str, Any], place: str, prepare: Callable[[], object]) -> None:
         self._conninfo = conninfo

@@ -41,8 +41,8 @@ from ava_server.web.context import (
 )
 from ava_server.web.costs import CostPages
 from ava_server.web.deciding import Deciding
-from ava_server.web.events import Events
 from ava_server.web.health import HealthPage
+from ava_server.web.log_pages import Events
 from ava_server.web.runs import Runs
 from ava_server.web.sign_in import PasskeyPages, SignIn
 from ava_server.web.site import HEADERS, VISITOR, Site, Visitor, is_own, with_headers

@@ -32,7 +32,7 @@ from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.core.files import is_own, make_private_folder
 from ava_server.evals.case import SUITE, Case, SuiteFaults, TomlFile, argument_faults, load_cases, read_toml
-from ava_server.models.selection import OFFLINE, Choice, ModelSettings, choose
+from ava_server.models.model_choice import OFFLINE, Choice, ModelSettings, choose
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog

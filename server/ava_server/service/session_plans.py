@@ -14,12 +14,12 @@ from ava_audit.rows import RunRow, StepRunRow
 from ava_audit.units import US_PER_S, now_us
 from ava_audit.view import View
 from ava_roles.tools.registry import specs_of
-from ava_server.approval.plans import KnownWork, ResolvedStep, earlier_of, resolve_plan
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.reach import changes_outside, reads_outside
 from ava_server.approval.requests import PlanArgs, read_context_runs
 from ava_server.approval.resolve import resolve_run_config
 from ava_server.approval.resolve_context import ResolveContext
+from ava_server.approval.resolve_plan import KnownWork, ResolvedStep, earlier_of, resolve_plan
 from ava_server.approval.steps import PlannedStep, StepFaults
 from ava_server.budget.run_config import EarlierRun, ReusedRun, RunConfig, StepConfig, Texts, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ava_server.render.run_view import RunView
     from ava_server.runs.owner.manager import Manager
     from ava_server.service.current import LogFacts
-    from ava_server.service.records import RunRecord
+    from ava_server.service.run_records import RunRecord
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -1,6 +1,6 @@
-"""Private documents that all servers of a log share, when the log is in Postgres: tokens, passkeys, sessions, the PIN.
+"""Private files that all servers of a log share, when the log is in Postgres: tokens, passkeys, sessions, the PIN.
 
-Without Postgres they are files of the data root: regular files of this user that nobody else may read, never reached
+Without Postgres they are in the data root: regular files of this user that nobody else may read, never reached
 through a link. Their path is their name either way, so `PrivateFile` and `WatchedFile` are all that knows the
 difference. Keys and secrets are never among them: they stay on their machine.
 
@@ -33,7 +33,7 @@ from ava_server.core.shortage import RAISE_LIMIT
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from ava_audit.store.backend import Documents
+    from ava_audit.store.backend import SharedFileStore
 
 
 log = logging.getLogger("ava.documents")
@@ -51,20 +51,20 @@ TAKEN_OVER = ".in-database"
 """What the names of files end with whose content is in the database now."""
 
 
-class SharedDocuments:
-    """The shared documents of one data root, as this process knows them; `folder` would have their files."""
+class SharedFiles:
+    """The shared files of one data root, as this process knows them; without a database, `folder` would have them."""
 
-    def __init__(self, folder: Path, database: Documents) -> None:
+    def __init__(self, folder: Path, database: SharedFileStore) -> None:
         self._folder = folder
         self._database = database
-        self._looking = threading.RLock()  # a change may read another document
+        self._looking = threading.RLock()  # a change may read another file
         self._known: dict[str, tuple[int, str]] = {}
         self._looked = self._failed = float("-inf")
         self._users = 0
         self._keepers = 0
 
     def state(self, name: str) -> tuple[int, str]:
-        """Return a document's version and text; 0 and no text without one. Raises ConfigError: unreadable."""
+        """Return a file's version and text; 0 and no text without one. Raises ConfigError: unreadable."""
         with _translated():
             text = self._database.changed_text(name)
         if text is not None:
@@ -90,9 +90,9 @@ class SharedDocuments:
                 raise
 
     def change(self, name: str, edit: Callable[[str], str]) -> None:
-        """Replace the text of a document while no other process does; what `edit` raises leaves it alone.
+        """Replace the text of a file while no other process does; what `edit` raises leaves it alone.
 
-        Raises ConfigError if the database cannot be written, or another process changes the document.
+        Raises ConfigError if the database cannot be written, or another process changes the file.
         """
         with self._connection():
             if self._looked == float("-inf"):
@@ -135,7 +135,7 @@ class SharedDocuments:
         self._looked = began
 
     def _take_over(self) -> None:
-        """Store the files of this data root, if the database has no documents yet; rename them then."""
+        """Store the files of this data root, if the database has none yet; rename them then."""
         candidates = [self._folder / name for name in sorted(SHARED)]
         paths = [path for path in candidates if path.exists()]
         if not paths:
@@ -151,40 +151,40 @@ class SharedDocuments:
 
 
 @dataclass(frozen=True)
-class SharedDocument:
-    """One document of `SharedDocuments`."""
+class SharedFile:
+    """One file of `SharedFiles`."""
 
-    documents: SharedDocuments
+    files: SharedFiles
     name: str
 
     @property
     def text(self) -> str:
         """Its text, empty where there is none. Raises ConfigError if the database cannot be read."""
-        return self.documents.state(self.name)[1]
+        return self.files.state(self.name)[1]
 
     @property
     def version(self) -> int:
         """Return a number that changes with the text. Raises ConfigError if the database cannot be read."""
-        return self.documents.state(self.name)[0]
+        return self.files.state(self.name)[0]
 
     def change(self, edit: Callable[[str], str]) -> None:
-        self.documents.change(self.name, edit)
+        self.files.change(self.name, edit)
 
 
-_OPEN: dict[tuple[Path, str], SharedDocuments] = {}
+_OPEN: dict[tuple[Path, str], SharedFiles] = {}
 _OPENING = threading.Lock()
 
 
-def shared_document(path: Path) -> SharedDocument | None:
-    """Return the document in place of a file; None for a file. Raises ConfigError: no valid address for the log."""
+def shared_file(path: Path) -> SharedFile | None:
+    """Return the shared file in place of this one; None without. Raises ConfigError: no valid address for the log."""
     if path.name not in SHARED or path.parent.name != FOLDER:
         return None
-    documents = documents_of(path.parent.parent)
-    return None if documents is None else SharedDocument(documents, path.name)
+    files = shared_files_of(path.parent.parent)
+    return None if files is None else SharedFile(files, path.name)
 
 
-def documents_of(root: Path) -> SharedDocuments | None:
-    """Return None for files. Raises ConfigError: no valid address for the log."""
+def shared_files_of(root: Path) -> SharedFiles | None:
+    """Return None where they are on this machine. Raises ConfigError: no valid address for the log."""
     from ava_audit.errors import AuditError
     from ava_audit.store.backend import MARK
     from ava_audit.store.sqlite import backend_of, database_url
@@ -196,29 +196,29 @@ def documents_of(root: Path) -> SharedDocuments | None:
         key = (Path(os.path.abspath(root)), url)  # noqa: PTH100 - links are not resolved
         with _OPENING:
             if key not in _OPEN:
-                database = backend_of(root, url).documents()
+                database = backend_of(root, url).shared_files()
                 if database is None:
                     return None
-                _OPEN[key] = SharedDocuments(root / FOLDER, database)
+                _OPEN[key] = SharedFiles(root / FOLDER, database)
             return _OPEN[key]
     except AuditError as error:
         raise ConfigError(str(error)) from error
 
 
 async def keep_fresh(root: Path, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-    """Runs until cancelled; ends at once for files. Raises ConfigError: unreadable at the start."""
-    documents = await anyio.to_thread.run_sync(documents_of, root)
-    if documents is None:
+    """Runs until cancelled; ends at once for local ones. Raises ConfigError: unreadable at the start."""
+    files = await anyio.to_thread.run_sync(shared_files_of, root)
+    if files is None:
         task_status.started()
         return
-    await anyio.to_thread.run_sync(documents.look_again)
+    await anyio.to_thread.run_sync(files.look_again)
     failing = False
-    with documents.kept():
+    with files.kept():
         task_status.started()
         while True:
             await anyio.sleep(FRESH_EVERY_S)
             try:
-                await anyio.to_thread.run_sync(documents.look_again, abandon_on_cancel=True)
+                await anyio.to_thread.run_sync(files.look_again, abandon_on_cancel=True)
                 failing = False
             except (ConfigError, RuntimeError) as error:  # RuntimeError: no more threads can be started
                 if not failing:

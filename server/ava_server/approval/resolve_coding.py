@@ -21,7 +21,7 @@ from ava_roles.worktree.spec import WorktreeSpec, namespace_of
 from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import Coding, RunConfig
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.models.selection import Choice
+from ava_server.models.model_choice import Choice
 
 T = TypeVar("T")
 
