@@ -55,4 +55,4 @@ def test_the_docs_quote_the_live_screen() -> None:
     assert quoted[-1] in KEYS
     (budget,) = (line for line in quoted if "everybody" in line)
     spent: CurrentViews = CurrentRuns(0, {}, (), (Budget("everybody", 200_000, 510_000, 25_000_000),))
-    assert [budget] == plain_lines(list(LivePage("/srv/ava", spent, (), 79).today_lines(brief=True)))
+    assert [budget] == plain_lines(list(LivePage("/srv/ava", spent, (), 79).today_lines(short=True)))

@@ -83,7 +83,7 @@ async def test_an_approval_with_a_lower_cap_shows_what_that_buys(tmp_path: Path)
         made = await lab.propose(max_cost_cents=40)
         found = await check_approval_of(lab, made)
         (member,) = found.members
-        lowered = type(member)(member.row, member.run, member.config, member.texts, {"max_cost_micros": 150_000})
+        lowered = type(member)(member.row, member.run, member.config, member.brief, {"max_cost_micros": 150_000})
         text = question(CheckedApproval((lowered,), None, None, found.day)).text
     assert turns_in(text) < turns_in(made.message)
 

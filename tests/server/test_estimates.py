@@ -22,7 +22,7 @@ from ava_audit.view import PAST_RUNS
 from ava_server.approval.estimates import COUNTED, SIMILAR, bound_of, past_estimates, with_estimate
 from ava_server.approval.proposals import ProposalSummary, together_note
 from ava_server.approval.start_form import question
-from ava_server.budget.run_config import Texts, digest
+from ava_server.budget.run_config import Brief, digest
 from ava_server.models.prices import PriceStep
 
 # -- the bound --------------------------------------------------------------------------------------------------------
@@ -199,9 +199,9 @@ def test_a_cap_that_an_approval_lowers_is_not_below_the_estimate_that_is_shown()
 
 
 def test_an_estimate_changes_no_digest() -> None:
-    texts = Texts(task="Look")
+    brief = Brief(task="Look")
     proposed = with_estimate(past_runs.config(), [past_runs.run(80_000) for _ in range(9)])
-    assert proposed.estimate is not None and digest(proposed, texts) == digest(past_runs.config(), texts)
+    assert proposed.estimate is not None and digest(proposed, brief) == digest(past_runs.config(), brief)
 
 
 # -- from the log -----------------------------------------------------------------------------------------------------

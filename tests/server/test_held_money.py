@@ -75,7 +75,7 @@ async def test_a_run_that_asks_its_person_shows_one_figure_for_money_held_everyw
             "ava user list": _describe_user(user),
             "ava report --group": capsys.readouterr().out,
             "ava status": "\n".join(plain_lines(list(screen.today_lines()))),
-            "the dashboard": "\n".join(plain_lines(list(screen.today_lines(brief=True)))),
+            "the dashboard": "\n".join(plain_lines(list(screen.today_lines(short=True)))),
             "ava doctor": budgets(overview.now.budgets, ("the user's", "everybody's")).text,
             "the pages of costs, health and runs": parts.budgets(overview.now.budgets),  # type: ignore[attr-defined]
         }

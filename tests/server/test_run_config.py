@@ -13,7 +13,7 @@ from support.runtime import PRICED, Lab, hand_over, open_lab
 
 from ava_audit.events import RunEnded, SpawnProposed, UserMessage
 from ava_server.approval.requests import Caps, SpawnArgs
-from ava_server.budget.run_config import CAPS, RunConfig, Texts, digest, stored_caps
+from ava_server.budget.run_config import CAPS, Brief, RunConfig, digest, stored_caps
 
 
 async def test_a_role_with_web_access_reads_files_only_in_an_explicit_workspace(tmp_path: Path) -> None:
@@ -239,12 +239,12 @@ OF_AN_AGENT = "1f14ab65ac74d06a0cf2909fd0bde133167c434a0c446b77f569c5d72948ce7c"
 
 
 def test_a_stored_configuration_reads_back_and_keeps_its_digest() -> None:
-    """Only a new field of `RunConfig` or `Texts` changes the digest: proposals that wait are then to be made again."""
+    """Only a new field of `RunConfig` or `Brief` changes the digest: proposals that wait are then to be made again."""
     config = RunConfig.model_validate(STORED)
-    texts = Texts(task="Look it up — twice.", context="The shop.", rationale="Asked for.")
-    assert digest(config, texts) == DIGEST
+    brief = Brief(task="Look it up — twice.", context="The shop.", rationale="Asked for.")
+    assert digest(config, brief) == DIGEST
     before = config.model_copy(update={"runner": "acp:codex"})
-    assert digest(before, texts) == OF_AN_AGENT != digest(before.model_copy(update={"agent": "a"}), texts)
+    assert digest(before, brief) == OF_AN_AGENT != digest(before.model_copy(update={"agent": "a"}), brief)
     stored = config.model_dump(mode="json", exclude_none=True)
     for name, value in STORED.items():
         assert stored[name] == ({**stored[name], **value} if name == "coding" else value), name

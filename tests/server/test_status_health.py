@@ -28,7 +28,7 @@ async def test_the_status_line_shows_the_most_serious_problem_first(tmp_path: Pa
     assert named(health(overview, settings, sandbox_of("none")), "confinement").state == "warning"
     off = health(overview, settings, Unavailable("nothing here confines", "use another"))
     assert named(off, "confinement").text.endswith("MCP servers are off: nothing here confines")
-    lines = plain_lines(list(Page("x", overview.now, tuple(off), 80).health_lines(brief=True)))
+    lines = plain_lines(list(Page("x", overview.now, tuple(off), 80).health_lines(short=True)))
     line = next(line for line in lines if line.startswith("Health: "))
     assert line.startswith("Health: warning · no commands · ")
 

@@ -17,7 +17,7 @@ from ava_audit.store.store import Store
 from ava_audit.totals import Period, decision_sums, run_sums, user_sums
 from ava_audit.view import View
 from ava_server.approval.decisions import hourly_shortage
-from ava_server.approval.proposals import NO_FREE_ID, texts_of
+from ava_server.approval.proposals import NO_FREE_ID, brief_of
 from ava_server.approval.together import StartedTogether, plan_of
 from ava_server.budget.run_config import config_of
 from ava_server.render.host_text import text_of
@@ -92,9 +92,9 @@ async def test_many_large_proposals_fit_into_one_plan(tmp_path: Path) -> None:
         made = await lab.propose()
         run = await lab.run(made.subagent_id)
         config = config_of(run.config).model_copy(update={"role_text": "x" * 22_000})
-        texts = await lab.store.read(lambda view: texts_of(view, run))
-        assert texts is not None
-        members = [StartedTogether(f"S-{number:06x}", run.session_id, config, texts) for number in range(200)]
+        brief = await lab.store.read(lambda view: brief_of(view, run))
+        assert brief is not None
+        members = [StartedTogether(f"S-{number:06x}", run.session_id, config, brief) for number in range(200)]
         plan = plan_of(members, ("P-00000001", "G-0000001"), 1_000_000, None)
     assert len(json.dumps(plan.config.model_dump(mode="json"))) < 1_000_000, "an entry may have 2,000,000 bytes"
 

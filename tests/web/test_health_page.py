@@ -163,7 +163,7 @@ async def test_each_surface_says_first_that_a_provider_refused_its_key(tmp_path:
         named = await anyio.to_thread.run_sync(lambda: doctor(lab.runtime.settings.paths.path, **env))
     assert (first.name, first.state, first.what_to_do) == ("provider custom", "fault", expected.what_to_do)
     assert failed in first.text and first.name not in [one.name for one in others]
-    assert plain_lines(list(page.health_lines(brief=True)))[0].startswith("Health: fault · custom refused its key")
+    assert plain_lines(list(page.health_lines(short=True)))[0].startswith("Health: fault · custom refused its key")
     told = next(iter(named.items()))
     assert told[0] == "provider custom" and told[1]["state"] == "fault" and failed in told[1]["text"]
     assert told[1]["what_to_do"] == expected.what_to_do and named["keys"]["state"] == "note"

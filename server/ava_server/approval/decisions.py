@@ -20,13 +20,13 @@ from ava_server.approval.plain_text import normalize_typography
 from ava_server.approval.proposals import (
     NO_FREE_ID,
     SpawnLimits,
+    brief_of,
     close_proposal,
     day_left,
     day_refusal,
     day_unspent,
     free_ids,
     spawn_fact,
-    texts_of,
 )
 from ava_server.approval.resolve_plan import change_plan
 from ava_server.approval.shown import approval_line
@@ -36,10 +36,10 @@ from ava_server.budget.run_config import (
     CAPS,
     COST,
     TIME,
+    Brief,
     RunCap,
     RunConfig,
     StepConfig,
-    Texts,
     config_of,
     paid_runs,
 )
@@ -129,7 +129,7 @@ class ProposalChange:
     row: ProposalRow
     run: RunRow
     config: RunConfig
-    texts: Texts
+    brief: Brief
     changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def refused(self, why: str | None) -> ProposalDecision:
@@ -299,11 +299,11 @@ def _lines_of_others(view: View, checked: CheckedApproval, now_us: int) -> list[
         if run.id in own_ids:
             continue
         try:
-            config, texts = config_of(run.config), texts_of(view, run)
+            config, brief = config_of(run.config), brief_of(view, run)
         except ValueError:
             return None
-        if texts is not None:
-            lines.append(approval_line(config, texts))
+        if brief is not None:
+            lines.append(approval_line(config, brief))
     return lines
 
 
@@ -323,7 +323,7 @@ def _lower_limits(checked: CheckedApproval, limits: PlanLimits) -> CheckedApprov
 
 def approval_lines(checked: CheckedApproval) -> tuple[str, ...]:
     """Return the lines that an approval must repeat: one for each proposal and, for several, one about all of them."""
-    lines = [approval_line(member.config, member.texts) for member in checked.members]
+    lines = [approval_line(member.config, member.brief) for member in checked.members]
     if checked.plan_cap is not None:
         shown_cap = None if checked.free else checked.plan_cap
         lines.append(several_line(len(lines), shown_cap, checked.plan_timeout_s))
@@ -346,11 +346,11 @@ def check_proposal(view: View, pending_id: str, user: str, now_us: int) -> Propo
     if row.expires_us <= now_us:
         why = "it expired before it was approved; a fresh proposal was made, show it to the person and confirm that one"
         return ProposalDecision(pending_id, run.id, "refused", why, expired=True)
-    texts = texts_of(view, run)
-    if texts is None:
+    brief = brief_of(view, run)
+    if brief is None:
         why = "its texts were erased; make a new proposal with spawn_subagent"
         return ProposalDecision(pending_id, run.id, "refused", why)
-    return ProposalChange(row, run, config_of(run.config), texts)
+    return ProposalChange(row, run, config_of(run.config), brief)
 
 
 def _refuse_with_others(
@@ -503,7 +503,7 @@ def auto_approve(pending_id: str, who: Who, limits: SpawnLimits, ceilings: Ceili
         proposal = check_proposal(view, pending_id, who.user_id, now_us)
         if isinstance(proposal, ProposalDecision):
             return Outcome(ConfirmOutcome((proposal,)))
-        approval = Approval((pending_id,), (approval_line(proposal.config, proposal.texts),))
+        approval = Approval((pending_id,), (approval_line(proposal.config, proposal.brief),))
         checked = check_approval(view, approval, who, "auto", limits, now_us)
         if isinstance(checked, Outcome):
             return checked
@@ -561,7 +561,7 @@ def _approve_all(
             return _refuse_all(members, NO_FREE_ID)
         started: list[StartedTogether] = []
         for member in members:
-            started.append(StartedTogether(member.run.id, member.run.session_id, member.changed, member.texts))
+            started.append(StartedTogether(member.run.id, member.run.session_id, member.changed, member.brief))
         plan = plan_of(started, ids, checked.plan_cap, checked.plan_timeout_s)
         plan_id = plan.plan_id
         steps = [(plan.plan_id, step_id) for step_id in plan.step_ids]
@@ -655,11 +655,11 @@ def _approval_events(
         step=step_id,
         folded=None if screen is None else screen.folded,
     )
-    spawn = spawn_fact(member.changed, member.texts.task, member.run.id, member.row.pending_id, plan_id=plan_id)
+    spawn = spawn_fact(member.changed, member.brief.task, member.run.id, member.row.pending_id, plan_id=plan_id)
     run_id = member.run.id
     events: list[Event] = []
     if by_person:  # a message is theirs only if it is certain that a person decided
-        text = f"approved {member.row.pending_id}: {approval_line(member.config, member.texts)}"
+        text = f"approved {member.row.pending_id}: {approval_line(member.config, member.brief)}"
         shown = None if screen is None else screen.text
         events.append(Event(who, UserMessage(text=text, kind="decision", screen=shown), run_id=run_id))
     events.append(Event(who, decided, run_id=run_id))

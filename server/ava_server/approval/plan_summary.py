@@ -31,7 +31,7 @@ from ava_server.approval.summary import (
     of_topic,
     reach_rows,
 )
-from ava_server.budget.run_config import RunConfig, StepConfig, Texts, caps_text
+from ava_server.budget.run_config import Brief, RunConfig, StepConfig, caps_text
 from ava_server.core.ids import IN_PROCESS
 
 MOST_IN_ROW = 6
@@ -53,7 +53,7 @@ def plan_size(config: RunConfig) -> str:
     return f"{steps}, up to {counted(config.most_runs, 'run')}"
 
 
-def plan_line(config: RunConfig, texts: Texts) -> str:
+def plan_line(config: RunConfig, brief: Brief) -> str:
     """Return the line that an approval must repeat exactly: size, caps, reach, and the beginning of the first task."""
     what = "plan"
     if config.name:
@@ -62,7 +62,7 @@ def plan_line(config: RunConfig, texts: Texts) -> str:
     if runners:
         what += f" by {' and '.join(runners)}"
     caps = caps_text(config.cost_cap(), config.timeout_s)
-    first = texts.of_step(config.steps[0].id)
+    first = brief.of_step(config.steps[0].id)
     return plain_line(f"{what}: {plan_size(config)}, {caps}, {config.reach}: {task_excerpt(first.task)}")
 
 
@@ -144,19 +144,19 @@ def _hosts_of(networked: Sequence[RunConfig]) -> tuple[str, ...]:
     return tuple(hosts)
 
 
-def plan_rows(config: RunConfig, texts: Texts, day: DayLeft, client: str = "") -> tuple[SummaryRow, ...]:
+def plan_rows(config: RunConfig, brief: Brief, day: DayLeft, client: str = "") -> tuple[SummaryRow, ...]:
     """Return the proposal of a plan for the person who approves, as `summary.run_rows` does of a single run."""
     topics: tuple[tuple[str, Iterable[str]], ...] = (
         ("What", [f"Ava wants to start {_title(config)}: {plan_size(config)}."]),
         ("Where", [_where_line(config)]),
         ("How much", [_cost_line(config)]),
         ("Where", _copy_lines(config)),
-        ("Who asked", client_lines(client, texts)),
+        ("Who asked", client_lines(client, brief)),
         ("How much", _done_lines(config)),
         (ATTENTION, _attention(config, day)),
         ("Done before", reused_lines(config, now_us())),
-        (STEPS, step_rows(config, texts)),
-        *_step_topics(config, texts).items(),
+        (STEPS, step_rows(config, brief)),
+        *_step_topics(config, brief).items(),
         ("Limits", _limit_lines(config)),
     )
     return tuple(SummaryRow(topic, plain_line(line)) for topic, lines in topics for line in lines)
@@ -166,16 +166,16 @@ MESSAGE_LINES = 36
 """Lines of a plan's text in a host: with its line and the question it stays within 40."""
 
 
-def plan_message(config: RunConfig, texts: Texts, day: DayLeft, client: str = "") -> str:
+def plan_message(config: RunConfig, brief: Brief, day: DayLeft, client: str = "") -> str:
     """Return a plan as one text of at most `MESSAGE_LINES` lines: the whole, then the steps, like ones folded.
 
     Pages and `ava approve` show every text; the digest covers them all.
     """
-    rows = plan_rows(config, texts, day, client)
+    rows = plan_rows(config, brief, day, client)
     facts = first_lines(rows, config, _at_most(of_topic(rows, ATTENTION), MOST_ATTENTION))
     project = _at_most(of_topic(rows, PROJECT), MOST_PROJECT)
     lines = [*facts, "", *project]
-    return "\n".join([*lines, *short_steps(config, texts, MESSAGE_LINES - len(lines) - 1)])
+    return "\n".join([*lines, *short_steps(config, brief, MESSAGE_LINES - len(lines) - 1)])
 
 
 def _at_most(sentences: list[str], most: int) -> list[str]:
@@ -363,11 +363,11 @@ def _reads_private(config: RunConfig) -> str:
     return "the notes in memory" if "memory" in config.tools else ""
 
 
-def _step_topics(config: RunConfig, texts: Texts) -> dict[str, list[str]]:
+def _step_topics(config: RunConfig, brief: Brief) -> dict[str, list[str]]:
     """Return what else there is to say of the steps, by topic, each sentence once with its steps."""
     steps_by_row: dict[SummaryRow, list[str]] = {}
     for step in config.steps:
-        for row in (*reach_rows(step.config, texts.of_step(step.id)), *model_rows(step.config)):
+        for row in (*reach_rows(step.config, brief.of_step(step.id)), *model_rows(step.config)):
             steps_by_row.setdefault(row, []).append(step.id)
     topics: dict[str, list[str]] = {}
     for row, names in steps_by_row.items():
@@ -390,12 +390,12 @@ def _names(names: Sequence[str], most: int = MOST_TOLD) -> str:
 # -- the steps --------------------------------------------------------------------------------------------------------
 
 
-def step_rows(config: RunConfig, texts: Texts) -> list[str]:
+def step_rows(config: RunConfig, brief: Brief) -> list[str]:
     """Return a line for each step: id, role, how many runs, the most of each, after which, and its task."""
-    return [step_row(step, texts.of_step(step.id)) for step in config.steps]
+    return [step_row(step, brief.of_step(step.id)) for step in config.steps]
 
 
-def step_row(step: StepConfig, texts: Texts) -> str:
+def step_row(step: StepConfig, brief: Brief) -> str:
     row = f"{step.id}: {step.config.role}"
     if not step.new_runs:
         row += ", done before"
@@ -408,7 +408,7 @@ def step_row(step: StepConfig, texts: Texts) -> str:
         row += f", after {', '.join(step.needs)}"
     if step.if_fails in _FAILS:
         row += f"; {_FAILS[step.if_fails]}"
-    return f"{row}: {quoted(texts.task, SHOWN_CHARS)}"
+    return f"{row}: {quoted(brief.task, SHOWN_CHARS)}"
 
 
 class StepSummary(BaseModel):
@@ -430,7 +430,7 @@ class StepSummary(BaseModel):
     note: str
 
 
-def step_summary(step: StepConfig, texts: Texts) -> StepSummary:
+def step_summary(step: StepConfig, brief: Brief) -> StepSummary:
     role = step.config.role
     cost = "free" if step.config.free else format_usd(step.config.max_cost_micros, exact=True)
     notes: list[str] = []
@@ -447,7 +447,7 @@ def step_summary(step: StepConfig, texts: Texts) -> StepSummary:
         role=role,
         most=f"{cost}, {minutes(step.config.timeout_s)}",
         after=", ".join(step.needs),
-        task=quoted(texts.task, TASK_CHARS),
+        task=quoted(brief.task, TASK_CHARS),
         note="; ".join(notes),
     )
 
@@ -455,9 +455,9 @@ def step_summary(step: StepConfig, texts: Texts) -> StepSummary:
 _FAILS = {"stop": "if it fails, the plan stops", "continue": "if it fails, the rest goes on without it"}
 
 
-def short_steps(config: RunConfig, texts: Texts, most: int) -> list[str]:
+def short_steps(config: RunConfig, brief: Brief, most: int) -> list[str]:
     """Return at most so many lines of steps, with the beginnings of their tasks; like steps in a row are folded."""
-    tasks = {step.id: quoted(texts.of_step(step.id).task, TASK_CHARS) for step in config.steps}
+    tasks = {step.id: quoted(brief.of_step(step.id).task, TASK_CHARS) for step in config.steps}
     lines: list[str] = []
     for _form, group in itertools.groupby(config.steps, key=lambda step: (_form_of(step), tasks[step.id])):
         steps = list(group)

@@ -42,7 +42,7 @@ from ava_server.approval.summary import (
     warnings,
 )
 from ava_server.budget import user_limits
-from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
+from ava_server.budget.run_config import Brief, RunConfig, config_of, digest
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import AGENT
 
@@ -96,7 +96,7 @@ class Proposal:
 
 def propose(
     config: RunConfig,
-    texts: Texts,
+    brief: Brief,
     who: Who,
     candidates: tuple[tuple[str, str], ...],
     limits: SpawnLimits,
@@ -111,14 +111,14 @@ def propose(
     `subagent_id`) is taken; where none is unused, nothing is proposed. A proposal waits for the `ttl_us` of `limits`,
     and a day with too little left refuses it.
     """
-    sha = digest(config, texts)
-    line = approval_line(config, texts)
+    sha = digest(config, brief)
+    line = approval_line(config, brief)
 
     def command(view: View, now_us: int) -> Outcome[Proposal | str]:
         day = day_left(view, who.user_id, limits, now_us)
         first = _first_proposal(view, who.user_id, config.task_id, sha, now_us)
         session = who.session_id if first is None else first[1].session_id
-        message = proposal_message(config, texts, day, program_of(view.session_start(session)))
+        message = proposal_message(config, brief, day, program_of(view.session_start(session)))
         if first is not None:
             row, run = first
             return Outcome(Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
@@ -141,7 +141,7 @@ def propose(
             supersedes=superseded,
             policy=policy,
         )
-        return Outcome(proposal, (*ends, *_proposal_events(proposal, fact, texts, who)))
+        return Outcome(proposal, (*ends, *_proposal_events(proposal, fact, brief, who)))
 
     return command
 
@@ -190,17 +190,17 @@ def _refusal(
     return None
 
 
-def _proposal_events(proposal: Proposal, fact: SpawnProposed, texts: Texts, who: Who) -> tuple[Event, ...]:
+def _proposal_events(proposal: Proposal, fact: SpawnProposed, brief: Brief, who: Who) -> tuple[Event, ...]:
     run_id = proposal.subagent_id
     agent = Who(who.session_id, run_id, who.user_id, parent_agent_id=AGENT)
     task = UserMessage(
-        text=texts.task,
+        text=brief.task,
         kind="task",
-        context=texts.context,
-        system_prompt=texts.system_prompt,
-        rationale=texts.rationale,
-        steps=tuple(step.stored() for step in texts.steps) or None,
-        project=project_of(texts),
+        context=brief.context,
+        system_prompt=brief.system_prompt,
+        rationale=brief.rationale,
+        steps=tuple(step.stored() for step in brief.steps) or None,
+        project=project_of(brief),
     )
     shown = AssistantMessage(text=f"{proposal.message}\n{proposal.line}")
     return (
@@ -277,18 +277,18 @@ def program_of(began: SessionStart | None) -> str:
     return " ".join(filter(None, (began.client, began.client_version)))
 
 
-def texts_of(view: View, run: RunRow) -> Texts | None:
+def brief_of(view: View, run: RunRow) -> Brief | None:
     """Return a run's texts, or None where they were erased."""
     entry = view.entry(run.task_seq) if run.task_seq is not None else None
     if entry is None or not isinstance(entry.fact, UserMessage):
         return None
-    steps = tuple(Texts.model_validate(step) for step in entry.fact.steps or ())
+    steps = tuple(Brief.model_validate(step) for step in entry.fact.steps or ())
     if run.is_plan and not steps:
-        texts = _texts_of_runs(view, config_of(run.config))
-        if texts is None:
+        briefs = _briefs_of_runs(view, config_of(run.config))
+        if briefs is None:
             return None
-        steps = texts
-    return Texts.of_message(entry.fact, steps)
+        steps = briefs
+    return Brief.of_message(entry.fact, steps)
 
 
 def has_inputs(view: View, run: RunRow) -> bool:
@@ -297,21 +297,21 @@ def has_inputs(view: View, run: RunRow) -> bool:
     return entry is not None and isinstance(entry.fact, UserMessage) and bool(entry.fact.inputs)
 
 
-def project_of(texts: Texts) -> tuple[dict[str, str], ...] | None:
+def project_of(brief: Brief) -> tuple[dict[str, str], ...] | None:
     """Return the texts of the project's files as a task in the log has them."""
-    return tuple({"path": each.path, "text": each.text} for each in texts.project) or None
+    return tuple({"path": each.path, "text": each.text} for each in brief.project) or None
 
 
-def _texts_of_runs(view: View, plan: RunConfig) -> tuple[Texts, ...] | None:
+def _briefs_of_runs(view: View, plan: RunConfig) -> tuple[Brief, ...] | None:
     """Return the texts of steps whose runs were proposed by themselves; None where one was erased."""
-    texts: list[Texts] = []
+    briefs: list[Brief] = []
     for step in plan.steps:
         run = view.run(step.run)
-        own = texts_of(view, run) if run is not None else None
+        own = brief_of(view, run) if run is not None else None
         if own is None:
             return None
-        texts.append(own.model_copy(update={"step": step.id}))
-    return tuple(texts)
+        briefs.append(own.model_copy(update={"step": step.id}))
+    return tuple(briefs)
 
 
 def spawn_fact(
@@ -444,40 +444,40 @@ def proposal_in(view: View, pending_id: str, user: str, limits: SpawnLimits, now
     run = view.run(row.run_id)
     if run is None:
         return None
-    texts = texts_of(view, run)
-    if texts is None:
+    brief = brief_of(view, run)
+    if brief is None:
         return None
     config = config_of(run.config)
     client = program_of(view.session_start(run.session_id))
-    message = proposal_message(config, texts, day_left(view, user, limits, now_us), client)
-    line = approval_line(config, texts)
+    message = proposal_message(config, brief, day_left(view, user, limits, now_us), client)
+    line = approval_line(config, brief)
     return Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us)
 
 
 def pending_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) -> Pending | str:
     """Return a proposal that waits, also an expired one; or why it no longer waits."""
     proposal = view.proposal(run.pending_id)
-    texts = texts_of(view, run)
-    if proposal is None or proposal.state != WAITING or texts is None:
+    brief = brief_of(view, run)
+    if proposal is None or proposal.state != WAITING or brief is None:
         return f"{closed_proposal(view, run)}."
     config = config_of(run.config)
     day = day_left(view, run.user_id, limits, now_us)
-    rows = proposal_rows(config, texts, day, program_of(view.session_start(run.session_id)))
+    rows = proposal_rows(config, brief, day, program_of(view.session_start(run.session_id)))
     return Pending(
         pending_id=run.pending_id,
         subagent_id=run.id,
         message=message_of(rows, config),
-        approval_line=approval_line(config, texts),
+        approval_line=approval_line(config, brief),
         digest=proposal.digest,
         max_cost_micros=config.max_cost_micros,
         free=config.free,
         expires_us=proposal.expires_us,
-        summary=_summary(config, texts, rows),
+        summary=_summary(config, brief, rows),
         day=day,
         rows=rows,
         created_us=run.created_us,
         likely_micros=config.likely_micros,
-        whole=tuple(_whole_texts(texts)),
+        whole=tuple(_whole_texts(brief)),
         client=_client_of(view.session_start(run.session_id)),
     )
 
@@ -486,8 +486,8 @@ def _client_of(began: SessionStart | None) -> str:
     return (began.client or "") if began is not None else ""
 
 
-def _whole_texts(texts: Texts) -> Iterator[WholeText]:
-    for part in texts.steps or (texts,):
+def _whole_texts(brief: Brief) -> Iterator[WholeText]:
+    for part in brief.steps or (brief,):
         of = f" of {part.step}" if part.step is not None else ""
         for name, text in (("task", part.task), ("context", part.context), ("instructions", part.system_prompt)):
             if text:
@@ -502,7 +502,7 @@ def waiting_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) 
     return proposal
 
 
-def _summary(config: RunConfig, texts: Texts, rows: Sequence[SummaryRow]) -> ProposalSummary:
+def _summary(config: RunConfig, brief: Brief, rows: Sequence[SummaryRow]) -> ProposalSummary:
     role = config.role
     if config.lacks:
         role = f"{role} without {' and '.join(config.lacks)}"
@@ -514,12 +514,12 @@ def _summary(config: RunConfig, texts: Texts, rows: Sequence[SummaryRow]) -> Pro
         role=role,
         model=config.model,
         limits=f"{cost}, {minutes(config.timeout_s)}",
-        task=quoted(texts.task, TASK_CHARS),
+        task=quoted(brief.task, TASK_CHARS),
         reach=config.reach,
         powers=_powers(config),
         warnings=warnings(rows),
         name=plain_name(config),
-        steps=tuple(step_summary(step, texts.of_step(step.id)) for step in config.steps),
+        steps=tuple(step_summary(step, brief.of_step(step.id)) for step in config.steps),
     )
 
 

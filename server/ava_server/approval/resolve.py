@@ -41,13 +41,13 @@ from ava_server.approval.run_caps import (
 from ava_server.budget.run_config import (
     OUTLINE_TURNS,
     TURNS,
+    Brief,
     EarlierRun,
     ProjectFileSize,
     ProjectText,
     RunConfig,
     SearchCall,
     SkillUse,
-    Texts,
 )
 from ava_server.config.agents import AgentSpec, agent_of
 from ava_server.config.role_folders import workspace_of
@@ -71,7 +71,7 @@ def resolve_run_config(
     degraded: bool = False,
     *,
     is_step: bool = False,
-) -> tuple[RunConfig, Texts]:
+) -> tuple[RunConfig, Brief]:
     """Return the complete configuration of a spawn. May import price tables: call it in a thread.
 
     `earlier` are the ended runs that `context_from` names. With `degraded`, a run may lack tools that its role needs
@@ -125,11 +125,11 @@ class _Resolution:
             is_step=is_step,
         )
 
-    def resolve(self, degraded: bool) -> tuple[RunConfig, Texts]:
+    def resolve(self, degraded: bool) -> tuple[RunConfig, Brief]:
         args, role = self._args, self._role
         found = self._tool_resolution.find()
         lacks = self._check_tools(found, degraded)
-        texts = _texts(args, role)
+        brief = _brief(args, role)
         if args.output_schema is not None:
             fault = check_schema(args.output_schema)
             if fault:
@@ -148,11 +148,11 @@ class _Resolution:
             found = _without_tools(found, {READ_SKILL.name})
         project = self._project_files(found, choice)
         project_texts = [ProjectText(path=file.path, text=self._context.hide(file.text)) for file in project.files]
-        texts = texts.model_copy(update={"project": tuple(project_texts)})
+        brief = brief.model_copy(update={"project": tuple(project_texts)})
         if is_offline:  # the offline reader uses no memory
             found = _without_tools(found, self._tool_resolution.memory)
             self._refuse_offline(found)
-        return self._assemble(choice, key_command, found, lacks, project, skills, missing_skills), texts
+        return self._assemble(choice, key_command, found, lacks, project, skills, missing_skills), brief
 
     def _check_tools(self, found: FoundTools, degraded: bool) -> tuple[str, ...]:
         """Check that a run can work with these tools, and return those that its role needs and lacks.
@@ -378,7 +378,7 @@ class _Resolution:
             clamped=clamped,
             price_note=_price_note(choice, context),
             asked=args.model_dump(
-                mode="json", exclude_unset=True, exclude=set(Texts.model_fields) | {"retry_of", "ask"}
+                mode="json", exclude_unset=True, exclude=set(Brief.model_fields) | {"retry_of", "ask"}
             ),
             **caps,
             **self._optional_fields(found),
@@ -511,7 +511,7 @@ def _price_note(choice: Choice, context: ResolveContext) -> str:
 _TEXTS = ("task", "context", "system_prompt", "rationale")
 
 
-def _texts(args: SpawnArgs, role: Role) -> Texts:
+def _brief(args: SpawnArgs, role: Role) -> Brief:
     if not args.task.strip():
         raise BadInput("task: only white space was given; say what the subagent has to find out or do")
     if role.name == "custom" and not (args.system_prompt or "").strip():
@@ -522,7 +522,7 @@ def _texts(args: SpawnArgs, role: Role) -> Texts:
         text = getattr(args, field)
         if text is not None:
             shown[field] = show_controls(text)
-    return Texts.model_validate(shown)
+    return Brief.model_validate(shown)
 
 
 def _identity(workspace: str | None) -> str:

@@ -14,7 +14,7 @@ from ava_roles.tool import ToolSpec
 from ava_server.approval.plan_summary import longest_path_s, plan_reach
 from ava_server.approval.requests import PlanArgs
 from ava_server.approval.steps import ITEM, PlannedStep
-from ava_server.budget.run_config import CAPS, COST, PLAN, TIME, EarlierRun, ReusedRun, RunConfig, StepConfig, Texts
+from ava_server.budget.run_config import CAPS, COST, PLAN, TIME, Brief, EarlierRun, ReusedRun, RunConfig, StepConfig
 from ava_server.core.errors import BadInput
 from ava_server.models.prices import Price
 
@@ -29,7 +29,7 @@ class ResolvedStep:
 
     step: PlannedStep
     config: RunConfig
-    texts: Texts
+    brief: Brief
     specs: Collection[ToolSpec]
 
 
@@ -72,7 +72,7 @@ def resolve_plan(
     background: bool,
     asked: dict[str, object],
     known: Mapping[str, KnownWork] = MappingProxyType({}),
-) -> tuple[RunConfig, Texts]:
+) -> tuple[RunConfig, Brief]:
     """Return the configuration of a plan, and its texts.
 
     Without `max_cost_cents` the cost cap is the sum of the caps of its runs. Without `timeout` the time is that of its
@@ -97,13 +97,13 @@ def resolve_plan(
         name=args.name,
         task_id=args.task_id,
     )
-    by_id = {one.step.id: one.texts.model_copy(update={"step": one.step.id}) for one in resolved}
-    texts = Texts(
+    by_id = {one.step.id: one.brief.model_copy(update={"step": one.step.id}) for one in resolved}
+    brief = Brief(
         task=f"A plan of {len(steps)} steps. The first: {by_id[steps[0].id].task}",
         rationale=args.rationale,
         steps=tuple(by_id[step.id] for step in steps),
     )
-    return config, texts
+    return config, brief
 
 
 def _cost_cap(args: PlanArgs, resolved: Sequence[ResolvedStep], works: Sequence[KnownWork]) -> int:

@@ -297,7 +297,7 @@ def question(checked: CheckedApproval) -> Question:
 
 def _proposal_part(member: ProposalChange, day: DayLeft) -> str:
     """Return what the person is shown of one proposal, and the tools that the approval takes away."""
-    message = proposal_message(member.changed, member.texts, day)
+    message = proposal_message(member.changed, member.brief, day)
     blocked = sorted(_tools_of(member.config) - _tools_of(member.changed))
     if blocked:
         message += f"\nTaken away: {', '.join(blocked)}."
@@ -315,8 +315,8 @@ def _tools_of(config: RunConfig) -> set[str]:
 def _line(number: int, member: ProposalChange, checked: CheckedApproval) -> str:
     """Return the last line of a proposal; of several without its reach, of which a path may fill the window."""
     if checked.plan_cap is None:
-        return approval_line(member.changed, member.texts)
-    return short_line(member.changed, member.texts, f"{number}. ")
+        return approval_line(member.changed, member.brief)
+    return short_line(member.changed, member.brief, f"{number}. ")
 
 
 def _several_part(checked: CheckedApproval, cap_micros: int) -> str:
@@ -327,7 +327,7 @@ def _several_part(checked: CheckedApproval, cap_micros: int) -> str:
     warnings = _warnings(checked.members)
     if warnings:
         lines.append(attention_line(warnings))
-    lines += task_starts([member.texts.task for member in checked.members])
+    lines += task_starts([member.brief.task for member in checked.members])
     paid = [member.changed for member in checked.members if not member.config.free]
     together = sum(config.max_cost_micros for config in paid)
     note = several_note(together, cap_micros, checked.day, [config.likely_micros for config in paid])

@@ -23,13 +23,13 @@ from ava_server.approval.plain_text import (
 from ava_server.approval.reach import PATH_CHARS, PATHS, sees_files
 from ava_server.budget.run_config import (
     OUTLINE_TURNS,
+    Brief,
     Coding,
     EarlierRun,
     Estimate,
     ForeignUse,
     ProjectFileSize,
     RunConfig,
-    Texts,
     caps_text,
 )
 from ava_server.core.ids import IN_PROCESS
@@ -100,7 +100,7 @@ class DayLeft:
 # -- lines ------------------------------------------------------------------------------------------------------------
 
 
-def run_line(config: RunConfig, texts: Texts) -> str:
+def run_line(config: RunConfig, brief: Brief) -> str:
     """Return the line that an approval must repeat exactly: role, caps, reach, and the beginning of the task."""
     who = config.role
     if config.runner != IN_PROCESS:
@@ -108,14 +108,14 @@ def run_line(config: RunConfig, texts: Texts) -> str:
     if config.lacks:
         who += f" without {' and '.join(config.lacks)}"
     caps = caps_text(config.cost_cap(), config.timeout_s)
-    return plain_line(f"{who}, {caps}, {config.reach}: {task_excerpt(texts.task)}")
+    return plain_line(f"{who}, {caps}, {config.reach}: {task_excerpt(brief.task)}")
 
 
-def short_line(config: RunConfig, texts: Texts, before: str = "") -> str:
+def short_line(config: RunConfig, brief: Brief, before: str = "") -> str:
     """Return role, caps and the beginning of the task after `before`, cut to the width of a small window."""
     caps = caps_text(config.cost_cap(), config.timeout_s)
     role = one_line(config.role, ROLE_CHARS)
-    return one_line(f"{before}{role}, {caps}: {texts.task}", WINDOW_COLUMNS)
+    return one_line(f"{before}{role}, {caps}: {brief.task}", WINDOW_COLUMNS)
 
 
 def several_line(count: int, cap_micros: int | None, timeout_s: float | None) -> str:
@@ -203,28 +203,28 @@ def why_unavailable(spec: ToolSpec, *, commands: bool) -> str:
 # -- the proposal in rows ---------------------------------------------------------------------------------------------
 
 
-def run_rows(config: RunConfig, texts: Texts, day: DayLeft, client: str = "") -> tuple[SummaryRow, ...]:
+def run_rows(config: RunConfig, brief: Brief, day: DayLeft, client: str = "") -> tuple[SummaryRow, ...]:
     """Return the proposal for the person who approves: plain sentences, dollars, no JSON; the facts first.
 
     Every surface shows these rows. `client` is the program that asked for it; empty where it is not known.
     """
     topics: tuple[Topic, ...] = (
-        ("What", [_task_line(config, texts)]),
+        ("What", [_task_line(config, brief)]),
         ("Where", [_where_line(config)]),
         ("How much", [_cost_line(config)]),
-        ("Who asked", client_lines(client, texts)),
+        ("Who asked", client_lines(client, brief)),
         (ATTENTION, [*attention_lines(config), *_day_lines(config, day)]),
         ("Not available", _missing_lines(config)),
-        *_reach_topics(config, texts),
+        *_reach_topics(config, brief),
         *_model_topics(config),
         ("Limits", _limit_lines(config, day)),
     )
     return tuple(_rows(topics))
 
 
-def reach_rows(config: RunConfig, texts: Texts) -> list[SummaryRow]:
+def reach_rows(config: RunConfig, brief: Brief) -> list[SummaryRow]:
     """Return what a proposal says of what a run lacks, reaches and is told, in sentences."""
-    return _rows([("Not available", _missing_lines(config)), *_reach_topics(config, texts)])
+    return _rows([("Not available", _missing_lines(config)), *_reach_topics(config, brief)])
 
 
 def model_rows(config: RunConfig) -> list[SummaryRow]:
@@ -277,8 +277,8 @@ def warnings(rows: Iterable[SummaryRow]) -> tuple[str, ...]:
 # -- the facts --------------------------------------------------------------------------------------------------------
 
 
-def _task_line(config: RunConfig, texts: Texts) -> str:
-    task = quoted(texts.task, SHOWN_CHARS)
+def _task_line(config: RunConfig, brief: Brief) -> str:
+    task = quoted(brief.task, SHOWN_CHARS)
     name = f" ({plain_name(config)})" if config.name else ""
     return f"Ava wants to start a {config.role}: {task}{name}."
 
@@ -337,13 +337,13 @@ def _capped(value: int | None, cap: int, text: Callable[[int], str]) -> str:
     return text(value)
 
 
-def client_lines(client: str, texts: Texts) -> list[str]:
+def client_lines(client: str, brief: Brief) -> list[str]:
     """Return who asked for a run or a plan, and why, as far as that is known."""
     lines: list[str] = []
     if client:
         lines.append(f"The program {named_path(client)} asked for it.")
-    if texts.rationale:
-        lines.append(f"Why: {quoted(texts.rationale.rstrip('. '), SHOWN_CHARS)}.")
+    if brief.rationale:
+        lines.append(f"Why: {quoted(brief.rationale.rstrip('. '), SHOWN_CHARS)}.")
     return lines
 
 
@@ -454,7 +454,7 @@ def _missing_lines(config: RunConfig) -> list[str]:
     return lines
 
 
-def _reach_topics(config: RunConfig, texts: Texts) -> Iterator[Topic]:
+def _reach_topics(config: RunConfig, brief: Brief) -> Iterator[Topic]:
     if config.coding is not None:
         yield "Changes", _coding_lines(config.coding)
     if config.search:
@@ -466,7 +466,7 @@ def _reach_topics(config: RunConfig, texts: Texts) -> Iterator[Topic]:
         yield "Role", [f"Its role is not built in; it comes from the file {source}."]
     if config.context_from:
         yield "Earlier results", [f"Results that it may read: {list_earlier(config.context_from)}."]
-    yield "Also told", _text_lines(texts)
+    yield "Also told", _text_lines(brief)
     yield "Skills", _skill_lines(config)
     yield PROJECT, _project_lines(config)
     yield "Machine", _travel_lines(config)
@@ -541,16 +541,16 @@ def _server_confinement(use: ForeignUse, confinement: str) -> list[str]:
     return [network, folders, f"confined by {confinement}"]
 
 
-def _text_lines(texts: Texts) -> list[str]:
+def _text_lines(brief: Brief) -> list[str]:
     """Return what the run is told besides its task."""
     lines: list[str] = []
-    if texts.system_prompt:
-        chars = len(texts.system_prompt)
-        instructions = quoted(texts.system_prompt, BESIDES_CHARS)
+    if brief.system_prompt:
+        chars = len(brief.system_prompt)
+        instructions = quoted(brief.system_prompt, BESIDES_CHARS)
         lines.append(f"Its instructions ({chars:,} characters): {instructions}.")
-    if texts.context:
-        chars = len(texts.context)
-        context = quoted(texts.context, BESIDES_CHARS)
+    if brief.context:
+        chars = len(brief.context)
+        context = quoted(brief.context, BESIDES_CHARS)
         lines.append(f"Context that it gets with its task ({chars:,} characters): {context}.")
     return lines
 

@@ -16,7 +16,7 @@ from ava_server.approval.plan_summary import separate_reach
 from ava_server.approval.proposals import spawn_fact
 from ava_server.approval.resolve_plan import LONGEST_S, plan_config
 from ava_server.approval.steps import ITEM
-from ava_server.budget.run_config import RunConfig, StepConfig, Texts, digest
+from ava_server.budget.run_config import Brief, RunConfig, StepConfig, digest
 from ava_server.core.ids import AGENT
 
 STEP_ID_CHARS = 30
@@ -29,7 +29,7 @@ class StartedTogether:
     run_id: str
     session_id: str
     config: RunConfig
-    texts: Texts
+    brief: Brief
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Together:
     plan_id: str
     session_id: str
     config: RunConfig
-    texts: Texts
+    brief: Brief
     step_ids: tuple[str, ...]
 
     def events(self, who: Who, channel: Channel, now_us: int) -> tuple[Event, ...]:
         """Return the entries that propose and approve the plan; those of its steps follow."""
-        sha = digest(self.config, self.texts)
+        sha = digest(self.config, self.brief)
         proposed = SpawnProposed(
             pending_id=self.pending_id,
             subagent_id=self.plan_id,
@@ -63,11 +63,11 @@ class Together:
         decided = SpawnDecided(
             pending_id=self.pending_id, decision="approved", channel=channel, digest=sha, decision_digest=sha
         )
-        spawn = spawn_fact(self.config, self.texts.task, self.plan_id, self.pending_id)
+        spawn = spawn_fact(self.config, self.brief.task, self.plan_id, self.pending_id)
         proposer = Who(self.session_id, AGENT, who.user_id)
         agent = Who(self.session_id, self.plan_id, who.user_id, parent_agent_id=AGENT)
         # The texts of its steps are with their own runs.
-        task = UserMessage(text=self.texts.task, kind="task")
+        task = UserMessage(text=self.brief.task, kind="task")
         return (
             Event(proposer, proposed, run_id=self.plan_id, model=self.config.model),
             Event(agent, task, run_id=self.plan_id),
@@ -85,10 +85,10 @@ def plan_of(
     """
     step_ids = _step_ids([member.config.name or member.config.role for member in members])
     steps: list[StepConfig] = []
-    step_texts: list[Texts] = []
+    step_briefs: list[Brief] = []
     for step_id, member in zip(step_ids, members, strict=True):
         steps.append(StepConfig(id=step_id, config=_without_texts(member.config), run=member.run_id))
-        step_texts.append(member.texts.model_copy(update={"step": step_id}))
+        step_briefs.append(member.brief.model_copy(update={"step": step_id}))
     arguments: dict[str, object] = {"max_cost_cents": cap_micros / MICROS_PER_CENT}
     if timeout_s is None:
         timeout_s = LONGEST_S
@@ -102,9 +102,9 @@ def plan_of(
         background=any(member.config.background for member in members),
         asked=arguments,
     )
-    texts = Texts(task=f"{len(members)} subagents, approved together.", steps=tuple(step_texts))
+    brief = Brief(task=f"{len(members)} subagents, approved together.", steps=tuple(step_briefs))
     pending_id, plan_id = ids
-    return Together(pending_id, plan_id, members[0].session_id, config, texts, tuple(step_ids))
+    return Together(pending_id, plan_id, members[0].session_id, config, brief, tuple(step_ids))
 
 
 def _without_texts(config: RunConfig) -> RunConfig:

@@ -122,7 +122,7 @@ class ProjectText(BaseModel, frozen=True, extra="forbid"):
     text: str
 
 
-class Texts(BaseModel, frozen=True, extra="forbid"):
+class Brief(BaseModel, frozen=True, extra="forbid"):
     """The texts of a proposal. They are in the run's first `UserMessage`, so that they can be erased.
 
     Attributes:
@@ -137,10 +137,10 @@ class Texts(BaseModel, frozen=True, extra="forbid"):
     rationale: str | None = None
     project: tuple[ProjectText, ...] = ()
     step: str | None = None
-    steps: tuple["Texts", ...] = ()
+    steps: tuple["Brief", ...] = ()
 
     @classmethod
-    def of_message(cls, task: UserMessage, steps: tuple["Texts", ...] = ()) -> "Texts":
+    def of_message(cls, task: UserMessage, steps: tuple["Brief", ...] = ()) -> "Brief":
         """Return the texts that a run's first message has, and those of a plan's steps."""
         return cls(
             task=task.text,
@@ -156,7 +156,7 @@ class Texts(BaseModel, frozen=True, extra="forbid"):
         left_out = {"steps"} if self.project else {"steps", "project"}
         return self.model_dump(mode="json", exclude_none=True, exclude=left_out)
 
-    def of_step(self, step: str) -> "Texts":
+    def of_step(self, step: str) -> "Brief":
         """Return the texts of a step of this plan, of which others may be dropped. Raises KeyError if it has none."""
         for own in self.steps:
             if own.step == step:
@@ -568,16 +568,16 @@ def _covered(config: RunConfig) -> dict[str, Any]:
     return covered
 
 
-def _covered_texts(texts: Texts) -> dict[str, Any]:
-    covered = texts.model_dump(mode="json", exclude=None if texts.steps else _OF_PLANS)
+def _covered_brief(brief: Brief) -> dict[str, Any]:
+    covered = brief.model_dump(mode="json", exclude=None if brief.steps else _OF_PLANS)
     for each in (covered, *covered.get("steps", ())):
         if not each["project"]:  # digests of older texts have no such field
             del each["project"]
     return covered
 
 
-def digest(config: RunConfig, texts: Texts) -> str:
+def digest(config: RunConfig, brief: Brief) -> str:
     """Return the hash of what is approved: configuration and texts, but no estimate, which depends on other runs."""
-    both = {"config": _covered(config), "texts": _covered_texts(texts)}
+    both = {"config": _covered(config), "texts": _covered_brief(brief)}
     line = json.dumps(both, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(line.encode()).hexdigest()

@@ -80,13 +80,13 @@ class ResultPart:
         return not (self.lines or self.theirs or self.words or self.findings)
 
 
-def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = None) -> list[ResultPart]:
+def parts_of(run: RunAnswer, *, short: bool = False, saved: SavedFiles | None = None) -> list[ResultPart]:
     """Return a run's result in parts; of a run that has not ended, what it waits for.
 
-    `brief` leaves out an output that the findings repeat; the offline reader's always do. `saved`: copies of its files.
+    `short` leaves out an output that the findings repeat; the offline reader's always do. `saved`: copies of its files.
     """
     if run.state == "error" or run.state in ENDING_CODES:
-        parts = _parts_of_ended(run, brief, saved)
+        parts = _parts_of_ended(run, short, saved)
     else:
         parts = _parts_of_unended(run)
     return [replace(part, lines=tuple(map(advice, part.lines))) for part in parts if not part.empty]
@@ -102,7 +102,7 @@ def _parts_of_unended(run: RunAnswer) -> list[ResultPart]:
     return [ResultPart("", tuple(lines)), ResultPart("Question", theirs=question)]
 
 
-def _parts_of_ended(run: RunAnswer, brief: bool, saved: SavedFiles | None) -> list[ResultPart]:
+def _parts_of_ended(run: RunAnswer, short: bool, saved: SavedFiles | None) -> list[ResultPart]:
     result = result_of(run)
     lines = tuple(_ending(run, result))
     if result is None:
@@ -110,7 +110,7 @@ def _parts_of_ended(run: RunAnswer, brief: bool, saved: SavedFiles | None) -> li
     error: tuple[UntrustedText, ...] = ()
     if result.error:
         error = (UntrustedText(f"Error: {one_line(result.error.text)}"),)
-    return [ResultPart("", lines, words=error), *_parts_of_result(run, result, brief, saved)]
+    return [ResultPart("", lines, words=error), *_parts_of_result(run, result, short, saved)]
 
 
 def _ending(run: RunAnswer, result: Result | None) -> Iterable[str]:
@@ -125,11 +125,11 @@ def _ending(run: RunAnswer, result: Result | None) -> Iterable[str]:
         yield f"What to do: {run.advice}"
 
 
-def _parts_of_result(run: RunAnswer, result: Result, brief: bool, saved: SavedFiles | None) -> list[ResultPart]:
+def _parts_of_result(run: RunAnswer, result: Result, short: bool, saved: SavedFiles | None) -> list[ResultPart]:
     output = result.output
-    if (result.findings or result.sources) and (brief or _is_offline(run)):
+    if (result.findings or result.sources) and (short or _is_offline(run)):
         output = _NOTHING
-    quotes = _quote_lines(run, result, brief)
+    quotes = _quote_lines(run, result, short)
     parts = [
         ResultPart("Summary", theirs=result.summary),
         ResultPart("Output", theirs=output),
@@ -149,11 +149,11 @@ def _is_offline(run: RunAnswer) -> bool:
     return run.model is not None and run.model.startswith("offline/")
 
 
-def _quote_lines(run: RunAnswer, result: Result, brief: bool) -> tuple[str, ...]:
+def _quote_lines(run: RunAnswer, result: Result, short: bool) -> tuple[str, ...]:
     lines: list[str] = []
     if result.quotes:
         lines.append(result.quotes)
-    if result.findings and result.first_source and not brief:
+    if result.findings and result.first_source and not short:
         lines.append(f"What it read of a source: `ava show {run.subagent_id} --source {result.first_source}`")
     return tuple(lines)
 
@@ -264,13 +264,13 @@ def results_text(runs: Iterable[RunAnswer], saved: Mapping[str, SavedFiles]) -> 
     return "\n\n".join(result_text(run, saved=saved.get(run.subagent_id)) for run in runs)
 
 
-def drawn_result(run: RunAnswer, width: int, *, brief: bool = False, saved: SavedFiles | None = None) -> str:
+def drawn_result(run: RunAnswer, width: int, *, short: bool = False, saved: SavedFiles | None = None) -> str:
     """Return a result as a terminal of this width shows it; nothing in it steers the terminal."""
     width = min(width, WIDEST)
     blocks: list[str] = []
-    if not brief:
+    if not short:
         blocks.append(styled(_fit(run.status_line, width), bold=True))
-    for part in parts_of(run, brief=brief, saved=saved):
+    for part in parts_of(run, short=short, saved=saved):
         blocks.append("\n".join(_drawn(part, width)))
     return "\n\n".join(blocks)
 

@@ -32,7 +32,7 @@ from ava_audit.units import (
 from ava_roles.wrap import BAR, add_bars, clean, one_line
 from ava_server.approval.plan_summary import plan_size
 from ava_server.budget.held import held_words
-from ava_server.budget.run_config import RunConfig, Texts, caps_text, config_of
+from ava_server.budget.run_config import Brief, RunConfig, caps_text, config_of
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
 from ava_server.cli.options import EndedRunId, Json, LastRunId, TokenFile, Url, Utc, absolute_path
@@ -160,19 +160,19 @@ async def _show_diff(records: Records, record: RunRecord, as_json: bool) -> None
 
 
 async def _show_run(records: Records, record: RunRecord, as_json: bool, utc: bool) -> None:
-    run, answer, texts = record.row, record.answer, record.texts
+    run, answer, brief = record.row, record.answer, record.texts
     entries = await records.entries(run.id)
     if as_json:
         fields = {
             "run": answers_json([answer])[0],
-            "asked": texts.model_dump(mode="json", exclude_none=True) if texts else None,
+            "asked": brief.model_dump(mode="json", exclude_none=True) if brief else None,
             "entries": [json.loads(records.lines[entry.seq]) for entry in entries],
         }
         say_json({**place_json(records.place), **fields})
         return
     heading(records.place)
     show_results([answer])
-    write_run(run, answer, texts, entries, utc)
+    write_run(run, answer, brief, entries, utc)
 
 
 @in_event_loop
@@ -236,13 +236,13 @@ _PART_SIGNS: Mapping[Part, tuple[str, str, str]] = {
 """How each part is drawn: its sign, the sign without Unicode, and its colour."""
 
 
-def write_run(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> None:
+def write_run(run: RunRow, answer: RunAnswer, brief: Brief | None, entries: list[Entry], utc: bool) -> None:
     """Write a run below its result: what was asked and approved, its turns, and what went wrong."""
     terminal = sys.stdout.isatty()
     width = screen_columns()
     say()
     _write_title("Asked and approved")
-    asked = asked_lines(run, texts, utc, width if terminal else None)
+    asked = asked_lines(run, brief, utc, width if terminal else None)
     say("\n".join([*asked, *decided_lines(run, answer.state, decisions_in(entries), utc)]))
     if answer.plan is not None:
         say()
@@ -356,16 +356,16 @@ def log_lines(run: RunRow, answer: RunAnswer, entries: list[Entry], utc: bool) -
     return lines
 
 
-def asked_lines(run: RunRow, texts: Texts | None, utc: bool, width: int | None) -> list[str]:
+def asked_lines(run: RunRow, brief: Brief | None, utc: bool, width: int | None) -> list[str]:
     """Return what was asked, when and by whom, for a terminal of `width` columns; None stands for a pipe."""
     asked = f"Asked {format_ts(run.created_us, utc)} by {run.user_id} ({run.session_id})"
-    if texts is None:
+    if brief is None:
         return [f"{asked}: (erased)"]
-    lines = _block(asked, texts.task, width)
-    for title, text in (("Context", texts.context), ("Specialisation", texts.system_prompt), ("Why", texts.rationale)):
+    lines = _block(asked, brief.task, width)
+    for title, text in (("Context", brief.context), ("Specialisation", brief.system_prompt), ("Why", brief.rationale)):
         if text:
             lines += _block(title, text, width)
-    for file in texts.project:
+    for file in brief.project:
         lines += _block(file.path, file.text, width)
     if run.task_id:
         lines.append(f"task_id: {run.task_id}")

@@ -110,11 +110,11 @@ class Page:
         words = others_words(self.now.others)
         return [joined((f"{words} `{self.command} status --all` shows them.", "dim"))] if words else []
 
-    def today_lines(self, *, brief: bool = False) -> Iterator[Text]:
-        if not brief:
+    def today_lines(self, *, short: bool = False) -> Iterator[Text]:
+        if not short:
             yield joined(("Today (UTC):", "bold"))
         for budget in self.now.budgets:
-            yield Text.assemble("Today: " if brief else "  ", self._budget(budget))
+            yield Text.assemble("Today: " if short else "  ", self._budget(budget))
 
     def _budget(self, budget: Budget) -> Text:
         if self.width < NARROW:
@@ -128,9 +128,9 @@ class Page:
             line.append_text(bar(budget.spent, budget.cap, width, budget.held)).append(" ")
         return line.append(figures[budget.whose])
 
-    def health_lines(self, *, brief: bool = False) -> Iterator[Text]:
-        """A brief line has the worst state and a word on each."""
-        if brief:
+    def health_lines(self, *, short: bool = False) -> Iterator[Text]:
+        """A short line has the worst state and a word on each."""
+        if short:
             state: State = "ok"
             bad = [finding.state for finding in self.health if finding.state in _BAD]
             if bad:

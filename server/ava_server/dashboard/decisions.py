@@ -143,8 +143,8 @@ async def _takes_pin(shown: Shown, reader: OverviewReader) -> bool:
 
 
 async def _cancellation(run: RunRow, reader: OverviewReader) -> DecisionQuestion:
-    texts = (await reader.records.record(run.id, shown=False)).texts
-    task = add_bars(texts.task) if texts is not None else "(erased)"
+    brief = (await reader.records.record(run.id, shown=False)).texts
+    task = add_bars(brief.task) if brief is not None else "(erased)"
     proposal = run.state == WAITING
     end = "It was never approved, and costs nothing." if proposal else "What it has so far is kept as its result."
     text = f"{label(run)}: {state_words(run.state)}, {spent_text(run)} so far\n{task}\n{end}"

@@ -121,7 +121,7 @@ class LivePage(Page):
             return foot
         if height < BRIEF_FOOT:
             return []
-        return [*self.today_lines(brief=True), *self.health_lines(brief=True)]
+        return [*self.today_lines(short=True), *self.health_lines(short=True)]
 
     # -- head and foot ------------------------------------------------------------------------------------------------
 

@@ -429,7 +429,7 @@ def detail_lines(detail: RunDetail, page: LivePage) -> Iterator[Text]:
     if row.ended:
         yield Text()
         yield joined(("Result", "bold"))
-        for line in drawn_result(answer, width, brief=True).split("\n"):
+        for line in drawn_result(answer, width, short=True).split("\n"):
             yield Text.from_ansi(line)
     if run.question is not None:
         yield from _titled(run.question.kind.title, run.question.drawn, width)

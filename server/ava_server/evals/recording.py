@@ -40,7 +40,7 @@ from ava_roles.tools.registry import tool_specs
 from ava_roles.worktree.inspect import TrackedFile, read_commit
 from ava_roles.worktree.repository import UserRepository
 from ava_roles.wrap import list_names
-from ava_server.budget.run_config import Coding, RunConfig, Texts
+from ava_server.budget.run_config import Brief, Coding, RunConfig
 from ava_server.core.errors import BadInput, ConfigError, Refused
 from ava_server.core.ids import IN_PROCESS
 from ava_server.evals.case import (
@@ -85,8 +85,8 @@ class Recording:
         return parse_role(self.config.role_text, self.config.role_source, self.config.role)
 
     @property
-    def texts(self) -> Texts:
-        return Texts.of_message(next(fact for fact in self.facts(UserMessage) if fact.kind == "task"))
+    def brief(self) -> Brief:
+        return Brief.of_message(next(fact for fact in self.facts(UserMessage) if fact.kind == "task"))
 
     @property
     def result(self) -> dict[str, Any]:
@@ -276,14 +276,14 @@ def _copy_files(
 def _case_of(
     recording: Recording, folder: Path, case_id: str, checks: Sequence[Check], redactor: Redactor, *, with_files: bool
 ) -> Case:
-    config, texts, redact = recording.config, recording.texts, redactor.redact_json
+    config, brief, redact = recording.config, recording.brief, redactor.redact_json
     return Case(
         id=case_id,
         folder=folder,
-        task=redact(texts.task),
+        task=redact(brief.task),
         role=config.role,
-        context=redact(texts.context),
-        system_prompt=redact(texts.system_prompt),
+        context=redact(brief.context),
+        system_prompt=redact(brief.system_prompt),
         workspace=case_id if with_files else None,
         recording=f"{case_id}.jsonl",
         arguments={name: redact(value) for name, value in config.asked.items() if name not in _KEPT},
@@ -343,7 +343,7 @@ def propose_checks(recording: Recording) -> tuple[Check, ...]:
         if schema.fault() is None:
             checks.append(schema)
     findings = _quoted_findings(result)
-    figures = _figures(findings, normalize(output_text(result)), recording.texts.task)
+    figures = _figures(findings, normalize(output_text(result)), recording.brief.task)
     if figures:
         checks.append(Contains(texts=figures))
     sources: dict[str, None] = {}

@@ -17,7 +17,7 @@ from ava_roles.sandbox.sandbox import Sandbox
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.run import ASK
 from ava_roles.wrap import seen_offsets
-from ava_server.budget.run_config import RunConfig, Texts
+from ava_server.budget.run_config import Brief, RunConfig
 from ava_server.budget.user_limits import DayCaps
 from ava_server.evals.tape import Tape, TapeModel, TapeSearch, TapeSecrets, TapeTool
 from ava_server.models.model_choice import Choice
@@ -130,13 +130,13 @@ class TapeSetup(RunSetup):
         return {name: tool if name == ASK.name else TapeTool(tool, self._tape) for name, tool in real.items()}
 
     def prefix(
-        self, config: RunConfig, texts: Texts, tools: Mapping[str, Tool], choice: Choice, sandbox: Sandbox | None
+        self, config: RunConfig, brief: Brief, tools: Mapping[str, Tool], choice: Choice, sandbox: Sandbox | None
     ) -> RunStarted:
         """Return the start event with the prompt that this version makes, and what the recording has in its place.
 
         Recorded are the nonce, which was drawn at random, and the confinement, which was found on that machine.
         """
-        fresh = super().prefix(config, texts, tools, choice, sandbox)
+        fresh = super().prefix(config, brief, tools, choice, sandbox)
         recorded = self._tape.recording.first(RunStarted)
         recorded_fields: dict[str, Any] = {"nonce": recorded.nonce, "confinement": recorded.confinement}
         if self._changed is None:  # another model is called with its own parameters

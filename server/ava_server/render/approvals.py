@@ -20,7 +20,7 @@ from ava_audit.units import MICROS_PER_USD, cents, format_usd, iso_utc, minutes,
 from ava_audit.view import View
 from ava_roles.wrap import one_line
 from ava_server.approval.channels import PERSON_CHANNELS, WAYS
-from ava_server.approval.proposals import program_of, texts_of
+from ava_server.approval.proposals import brief_of, program_of
 from ava_server.budget.run_config import caps_text, is_free
 from ava_server.core.ids import state_words
 from ava_server.render.plan_view import task_words
@@ -221,7 +221,7 @@ def _made(view: View, found: FoundDecision) -> MadeDecision:
     fact = entry.fact
     assert isinstance(fact, SpawnDecided | Answered | RunResumed)
     channel = fact.channel or "cancelled"  # a cancelled proposal is rejected without having been asked about
-    texts = texts_of(view, run)
+    brief = brief_of(view, run)
     decision, cap, cap_micros = _decided(fact, found)
     return MadeDecision(
         seq=entry.seq,
@@ -239,7 +239,7 @@ def _made(view: View, found: FoundDecision) -> MadeDecision:
         user=run.user_id,
         role=run.role,
         name=run.name,
-        task=None if texts is None else task_words(run, texts),
+        task=None if brief is None else task_words(run, brief),
         cap=cap,
         cap_micros=cap_micros,
         digest=_digest(view, fact, run),

@@ -13,7 +13,7 @@ from ava_audit.units import format_usd
 from ava_audit.view import View
 from ava_roles.wrap import clean, one_line
 from ava_server.approval.plain_text import task_excerpt
-from ava_server.budget.run_config import StepConfig, Texts, config_of
+from ava_server.budget.run_config import Brief, StepConfig, config_of
 from ava_server.render.state_look import LOOKS, StateLook, look_of
 from ava_server.runs.owner.blockers import blocker_in
 from ava_server.runs.record.plan_moves import StepProgress
@@ -194,11 +194,11 @@ def plan_title(name: str, step_ids: Sequence[str]) -> str:
     return f"Plan of {steps}: {named}"
 
 
-def task_words(run: RunRow, texts: Texts) -> str:
+def task_words(run: RunRow, brief: Brief) -> str:
     """Return what a run is to do, on one line: the beginning of its task, or what a plan is."""
     if not run.is_plan or _is_of_several(run):
-        return task_excerpt(texts.task)
-    return plan_title(run.name or "", [part.step or "" for part in texts.steps])
+        return task_excerpt(brief.task)
+    return plan_title(run.name or "", [part.step or "" for part in brief.steps])
 
 
 def _is_of_several(plan: RunRow) -> bool:

@@ -29,7 +29,7 @@ from ava_audit.store.backend import Activities
 from ava_audit.units import format_duration, format_usd, iso_utc, local_second, minutes
 from ava_audit.view import View, loads
 from ava_roles.wrap import clean, escape_result
-from ava_server.approval.proposals import texts_of
+from ava_server.approval.proposals import brief_of
 from ava_server.budget.held import held_words
 from ava_server.budget.money_line import awaited_money
 from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, caps_text, config_of, spent_text
@@ -547,8 +547,8 @@ def _with_work(shown: RunView, view: View, processes: Processes, manager: Manage
 
 
 def _task(view: View, run: RunRow) -> str:
-    texts = texts_of(view, run)
-    return "(erased)" if texts is None else task_words(run, texts)
+    brief = brief_of(view, run)
+    return "(erased)" if brief is None else task_words(run, brief)
 
 
 def _worker_of(run: RunRow, processes: Processes) -> str:

@@ -17,7 +17,7 @@ from ava_audit.entries import Entry, entry_of
 from ava_audit.events import SpawnProposed, ToolCall, ToolResult
 from ava_audit.rows import RunRow
 from ava_audit.view import View
-from ava_server.approval.proposals import texts_of
+from ava_server.approval.proposals import brief_of
 from ava_server.approval.requests import SpawnArgs
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT, parse_id
@@ -40,10 +40,10 @@ def quoting_entries(view: View, run: RunRow) -> tuple[int, ...]:
 
     An entry that quotes several runs counts too: its content can only be erased as a whole.
     """
-    texts = texts_of(view, run)
+    brief = brief_of(view, run)
     ids = frozenset(id for id in (run.id, run.pending_id, run.plan_id) if id)
     own_ids = f"{re.escape(run.id)}|{re.escape(run.pending_id)}"
-    traces = _Traces(ids, re.compile(rf"(?<!\w)(?:{own_ids})(?!\w)"), texts.task if texts else None)
+    traces = _Traces(ids, re.compile(rf"(?<!\w)(?:{own_ids})(?!\w)"), brief.task if brief else None)
     proposing_call = _proposing_call(view, run)
     seqs: list[int] = []
     for entry in _calls_of_user(view, run):
@@ -148,8 +148,8 @@ def _proposed_run(view: View, call: Entry, run: RunRow) -> str | None:
 
 
 def _fits(view: View, call: ToolCall, run: RunRow) -> bool:
-    texts = texts_of(view, run)
-    return texts is not None and _arguments_of(call).get("task") in (None, texts.task)
+    brief = brief_of(view, run)
+    return brief is not None and _arguments_of(call).get("task") in (None, brief.task)
 
 
 def _arguments_of(call: ToolCall) -> dict[str, Any]:

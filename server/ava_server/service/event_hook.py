@@ -30,7 +30,7 @@ from ava_audit.store.store import Store
 from ava_audit.units import cents, iso_utc, micros_from_cents, now_us
 from ava_audit.view import Query, View
 from ava_server.approval.plain_text import task_excerpt
-from ava_server.approval.proposals import made_under, texts_of
+from ava_server.approval.proposals import brief_of, made_under
 from ava_server.budget.run_config import caps_text, config_of
 from ava_server.config.keys import key_variables
 from ava_server.core.own_program import checked_command, run_program
@@ -138,7 +138,7 @@ def _event(view: View, entry: Entry) -> dict[str, Any] | None:
 
 
 def _fields(view: View, run: RunRow, event: str) -> dict[str, Any]:
-    texts = texts_of(view, run)
+    brief = brief_of(view, run)
     config = config_of(run.config)
     return {
         "event": event,
@@ -146,7 +146,7 @@ def _fields(view: View, run: RunRow, event: str) -> dict[str, Any]:
         "subagent_id": run.id,
         "user": run.user_id,
         "role": run.role,
-        "task": task_excerpt(texts.task) if texts is not None else "",
+        "task": task_excerpt(brief.task) if brief is not None else "",
         "estimated_minutes": {"min": config.estimated_minutes[0], "max": config.estimated_minutes[1]},
         "max_cost_cents": 0.0 if config.free else cents(config.max_cost_micros),
         "status": run.state,

@@ -19,8 +19,8 @@ from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_roles.wrap import clean, show_controls
-from ava_server.approval.proposals import Pending, SpawnLimits, pending_proposal, texts_of
-from ava_server.budget.run_config import Coding, Texts, config_of
+from ava_server.approval.proposals import Pending, SpawnLimits, brief_of, pending_proposal
+from ava_server.budget.run_config import Brief, Coding, config_of
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.render.approvals import DECISIONS, RunDecision, decisions_in
@@ -64,7 +64,7 @@ class RunRecord:
 
     row: RunRow
     answer: RunAnswer
-    texts: Texts | None
+    texts: Brief | None
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class RunDetail:
     """
 
     run: RunView
-    texts: Texts | None
+    texts: Brief | None
     decided: tuple[RunDecision, ...]
     steps: tuple[Step, ...]
     tools: dict[str, int]
@@ -133,7 +133,7 @@ def run_record(view: View, run_id: str, processes: Processes) -> RunRecord:
     elif shown.wait is not None and shown.wait.cause == "answer":
         how = shown.wait.for_people()
         answer.waits_for = f"a person. {how[:1].upper()}{how[1:]}"
-    return RunRecord(run, answer, texts_of(view, run))
+    return RunRecord(run, answer, brief_of(view, run))
 
 
 def run_detail(
@@ -145,7 +145,7 @@ def run_detail(
     proposal = pending_proposal(view, run, limits, now)
     return RunDetail(
         view_run(view, run, processes, now, served=served, task=True),
-        texts_of(view, run),
+        brief_of(view, run),
         tuple(decisions_in(view.entries(run.id, 0, DECISIONS))),
         recent_steps(view, run.id, most_steps),
         dict(tools.most_common()),

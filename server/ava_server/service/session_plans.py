@@ -14,14 +14,14 @@ from ava_audit.rows import RunRow, StepRunRow
 from ava_audit.units import US_PER_S, now_us
 from ava_audit.view import View
 from ava_roles.tools.registry import specs_of
-from ava_server.approval.proposals import texts_of
+from ava_server.approval.proposals import brief_of
 from ava_server.approval.reach import changes_outside, reads_outside
 from ava_server.approval.requests import PlanArgs, read_context_runs
 from ava_server.approval.resolve import resolve_run_config
 from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.resolve_plan import KnownWork, ResolvedStep, earlier_of, resolve_plan
 from ava_server.approval.steps import PlannedStep, StepFaults
-from ava_server.budget.run_config import EarlierRun, ReusedRun, RunConfig, StepConfig, Texts, config_of
+from ava_server.budget.run_config import Brief, EarlierRun, ReusedRun, RunConfig, StepConfig, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
 from ava_server.core.ids import label
 from ava_server.runs.plan.plan import PlanInputs, PlanLog, task_with_names
@@ -39,7 +39,7 @@ class PlanResolver(Operations):
 
     async def resolve(
         self, args: PlanArgs, steps: Sequence[PlannedStep], caller: CallContext, before: RunRow | None = None
-    ) -> tuple[RunConfig, Texts, ResolveContext]:
+    ) -> tuple[RunConfig, Brief, ResolveContext]:
         """Return a plan's configuration and texts, and the context of its first step.
 
         `before` is the earlier plan that this one continues: results of its unchanged steps are used again.
@@ -51,17 +51,17 @@ class PlanResolver(Operations):
         resolved, first_context = await self._resolve_steps(args, steps, caller)
         background = first_context.background
         arguments = args.model_dump(exclude_unset=True, exclude={"steps", "rationale", "ask", "retry_of", "again"})
-        config, texts = resolve_plan(args, resolved, background=background, asked=arguments)
+        config, brief = resolve_plan(args, resolved, background=background, asked=arguments)
         if before is None:
-            return config, texts, first_context
-        known = await _EarlierPlan(self._access, before, config, texts, args).known_work()
+            return config, brief, first_context
+        known = await _EarlierPlan(self._access, before, config, brief, args).known_work()
         if all(_is_done(known[step.id], step) for step in steps):
             raise BadInput(
                 f"retry_of: every step of {label(before)} is done and unchanged, so there is nothing to run; name"
                 " steps in `again` to run them anew"
             )
-        config, texts = resolve_plan(args, resolved, background=background, asked=arguments, known=known)
-        return config, texts, first_context
+        config, brief = resolve_plan(args, resolved, background=background, asked=arguments, known=known)
+        return config, brief, first_context
 
     async def _resolve_steps(
         self, args: PlanArgs, steps: Sequence[PlannedStep], caller: CallContext
@@ -101,17 +101,17 @@ class PlanResolver(Operations):
 
     async def arguments(self, run: RunRow) -> dict[str, Any]:
         """Return the arguments with which a plan can be proposed again. Raises BadInput if its texts were erased."""
-        texts = await self._store.read(lambda view: texts_of(view, run))
-        if texts is None:
+        brief = await self._store.read(lambda view: brief_of(view, run))
+        if brief is None:
             raise BadInput(f"retry_of: the texts of {label(run)} were erased; propose the steps again")
         config = config_of(run.config)
         for step in config.steps:  # the task of a proposal is not a template
-            if step.run and "{{" in texts.of_step(step.id).task:
+            if step.run and "{{" in brief.of_step(step.id).task:
                 raise BadInput(
                     f"retry_of: the task of {step.run} has {{{{, which would name another step of a plan; propose that"
                     f' run again by itself, with retry_of "{step.run}"'
                 )
-        steps = [_arguments_of(step, texts.of_step(step.id)) for step in config.steps]
+        steps = [_arguments_of(step, brief.of_step(step.id)) for step in config.steps]
         arguments = {name: value for name, value in config.asked.items() if name not in ("task_id", "reuse_s")}
         return {**arguments, "steps": steps}
 
@@ -145,10 +145,10 @@ class PlanResolver(Operations):
         earlier = earlier_runs + earlier_of(step, dict(by_id))
 
         def resolve() -> ResolvedStep:
-            config, texts = resolve_run_config(step.args, context, earlier, degraded, is_step=True)
+            config, brief = resolve_run_config(step.args, context, earlier, degraded, is_step=True)
             setup = self._runtime.run_setup
-            config = setup.with_cost_figures(config, texts, self._session.user, context.tokens_per_byte)
-            return ResolvedStep(step, config, texts, specs_of(config.tools, context.tools))
+            config = setup.with_cost_figures(config, brief, self._session.user, context.tokens_per_byte)
+            return ResolvedStep(step, config, brief, specs_of(config.tools, context.tools))
 
         return await anyio.to_thread.run_sync(resolve)
 
@@ -160,11 +160,11 @@ class _EarlierPlan(Operations):
     changed step runs again, and so does everything that depends on it.
     """
 
-    def __init__(self, access: Access, before: RunRow, config: RunConfig, texts: Texts, args: PlanArgs) -> None:
+    def __init__(self, access: Access, before: RunRow, config: RunConfig, brief: Brief, args: PlanArgs) -> None:
         super().__init__(access)
         self._before = before
         self._config = config
-        self._texts = {step.id: texts.of_step(step.id) for step in config.steps}
+        self._briefs = {step.id: brief.of_step(step.id) for step in config.steps}
         self._again = frozenset(args.again or ())
         self._oldest_us = now_us() - int(args.reuse_s * US_PER_S)
         self._inputs = PlanInputs(self._runtime.render_result, self._runtime.day_caps)
@@ -191,9 +191,9 @@ class _EarlierPlan(Operations):
         """Return what the earlier plan has done of a step whose inputs are known; `known` is that of earlier steps."""
         proposed = self._with_reused(known)
         setup = self._runtime.run_setup
-        texts = self._texts[step.id]
-        mark_of_run = await anyio.to_thread.run_sync(setup.marker, self._session.user, step.config, texts)
-        texts = texts.model_copy(update={"task": task_with_names(step, texts)})
+        brief = self._briefs[step.id]
+        mark_of_run = await anyio.to_thread.run_sync(setup.marker, self._session.user, step.config, brief)
+        brief = brief.model_copy(update={"task": task_with_names(step, brief)})
 
         def query(view: View) -> KnownWork:
             log = PlanLog(view, self._before, self._inputs, now_us(), str, proposed)
@@ -214,7 +214,7 @@ class _EarlierPlan(Operations):
                 for item in items:
                     inputs = log.inputs_of(step, item)
                     earlier = [run.id for run in step.config.context_from] + [row.id for row in inputs.runs]
-                    mark = mark_of_run(texts, inputs.texts, earlier)
+                    mark = mark_of_run(brief, inputs.texts, earlier)
                     if mark is not None and mark in reusable:  # the same texts, inputs and configuration
                         row = reusable[mark]
                         reused.append(ReusedRun(id=row.id, item=item, ended_us=row.ended_us or 0))
@@ -267,10 +267,10 @@ def _mark_of(view: View, row: StepRunRow) -> str | None:
     return entry.fact.mark
 
 
-def _arguments_of(step: StepConfig, texts: Texts) -> dict[str, Any]:
+def _arguments_of(step: StepConfig, brief: Brief) -> dict[str, Any]:
     """Return the arguments of a step as a call gives them."""
     arguments = {name: value for name, value in step.config.asked.items() if name not in ("name", "task_id")}
-    arguments |= texts.model_dump(exclude_none=True, include={"task", "context", "system_prompt"})
+    arguments |= brief.model_dump(exclude_none=True, include={"task", "context", "system_prompt"})
     arguments |= {"id": step.id, "if_fails": step.if_fails}
     if step.needs:
         arguments["after"] = list(step.needs)

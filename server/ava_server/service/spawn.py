@@ -29,13 +29,13 @@ from ava_server.approval.decisions import (
     hourly_refusal,
 )
 from ava_server.approval.host_habits import read_habits
-from ava_server.approval.proposals import Proposal, has_inputs, made_under, proposal_in, propose, texts_of
+from ava_server.approval.proposals import Proposal, brief_of, has_inputs, made_under, proposal_in, propose
 from ava_server.approval.requests import PlanArgs, SpawnArgs, parse, read_context_runs
 from ava_server.approval.resolve import resolve_run_config
 from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.start_form import AnsweredLater
 from ava_server.approval.steps import read_steps
-from ava_server.budget.run_config import COST, RUN_TOOLS, EarlierRun, RunConfig, Texts, config_of
+from ava_server.budget.run_config import COST, RUN_TOOLS, Brief, EarlierRun, RunConfig, config_of
 from ava_server.budget.user_limits import strictest
 from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 from ava_server.core.ids import label, new_pairs
@@ -168,9 +168,9 @@ class Spawns(Operations):
             raise BadInput('again: it names steps of an earlier plan; give retry_of "G-…" too, or leave it out')
         self._runtime.closing.refuse_new()
         steps = await anyio.to_thread.run_sync(read_steps, args.steps, arguments)
-        config, texts, context = await self._plans.resolve(args, steps, caller, before)
+        config, brief, context = await self._plans.resolve(args, steps, caller, before)
         retry_of = before.id if before is not None else None
-        return await self._offer(config, texts, context, caller, ask=args.ask, retry_of=retry_of, fresh=fresh)
+        return await self._offer(config, brief, context, caller, ask=args.ask, retry_of=retry_of, fresh=fresh)
 
     async def _continue(self, pending_id: str, caller: CallContext) -> SpawnAnswer:
         """Go on with the proposal that this call made before it ended with a question."""
@@ -259,13 +259,13 @@ class Spawns(Operations):
         context = await self._runtime.resolve_context(
             args, session.user, session.folders, caller.record.begin, session.through
         )
-        config, texts = await self._resolve(args, context, caller.degraded)
-        return await self._offer(config, texts, context, caller, ask=args.ask, retry_of=retry_of, fresh=fresh)
+        config, brief = await self._resolve(args, context, caller.degraded)
+        return await self._offer(config, brief, context, caller, ask=args.ask, retry_of=retry_of, fresh=fresh)
 
     async def _offer(
         self,
         config: RunConfig,
-        texts: Texts,
+        brief: Brief,
         context: ResolveContext,
         caller: CallContext,
         *,
@@ -293,7 +293,7 @@ class Spawns(Operations):
         )
         asks_now = ask and caller.asking.answerer(context.policy) == "client"
         limits = self._runtime.limits_under(context.policy, session.user)
-        command = propose(config, texts, session.who, candidates, limits, policy=context.policy, retry_of=retry_of)
+        command = propose(config, brief, session.who, candidates, limits, policy=context.policy, retry_of=retry_of)
         answer_changes_later = offer.starts or asks_now or fresh
         recorded = await self._record_offer(record, offer, command, is_final=not answer_changes_later)
         if isinstance(recorded, str):  # why it was refused
@@ -348,7 +348,7 @@ class Spawns(Operations):
             key = self._access.key_advice("openrouter")
             answer.message = f"{answer.message}\nTo have a language model do it: {key}"
 
-    async def _resolve(self, args: SpawnArgs, context: ResolveContext, degraded: bool) -> tuple[RunConfig, Texts]:
+    async def _resolve(self, args: SpawnArgs, context: ResolveContext, degraded: bool) -> tuple[RunConfig, Brief]:
         rows: dict[str, RunRow] = {}
         for run_id in dict.fromkeys(args.context_from or ()):
             row = await self._access.run(run_id, "context_from")
@@ -357,10 +357,10 @@ class Spawns(Operations):
         if rows:
             earlier = await self._store.read(lambda view: read_context_runs(view, tuple(rows.values())))
 
-        def resolve() -> tuple[RunConfig, Texts]:
-            config, texts = resolve_run_config(args, context, earlier, degraded)
+        def resolve() -> tuple[RunConfig, Brief]:
+            config, brief = resolve_run_config(args, context, earlier, degraded)
             setup = self._runtime.run_setup
-            return setup.with_cost_figures(config, texts, self._session.user, context.tokens_per_byte), texts
+            return setup.with_cost_figures(config, brief, self._session.user, context.tokens_per_byte), brief
 
         try:
             return await anyio.to_thread.run_sync(resolve)
@@ -434,15 +434,15 @@ class Spawns(Operations):
         run = await self._access.run(str(arguments["retry_of"]), "retry_of")
         if not run.ended:
             raise BadInput(f"retry_of: {label(run)} has not ended; wait for it, or cancel it first")
-        texts = await self._store.read(lambda view: texts_of(view, run))
-        if texts is None:
+        brief = await self._store.read(lambda view: brief_of(view, run))
+        if brief is None:
             raise BadInput(f"retry_of: the task of {label(run)} was erased; propose it again")
         if not arguments.get("task") and await self._store.read(lambda view: has_inputs(view, run)):
             raise BadInput(
                 f"retry_of: the task of {label(run)} needs what other runs of its plan handed over; give retry_of"
                 f' "{run.plan_id}", or a task of its own'
             )
-        earlier = _arguments_of(run, texts)
+        earlier = _arguments_of(run, brief)
         earlier.pop("task_id", None)
         return run.id, {**earlier, **arguments}
 
@@ -450,13 +450,13 @@ class Spawns(Operations):
         """Add a new proposal to the refusal of an expired one, or why none can be made."""
         try:
             run = await self._store.read(lambda view: view.run(run_id))
-            texts = await self._store.read(lambda view: texts_of(view, run)) if run else None
-            if run is None or texts is None:
+            brief = await self._store.read(lambda view: brief_of(view, run)) if run else None
+            if run is None or brief is None:
                 return
             if run.is_plan:
                 fresh = await self._propose_plan(await self._plans.arguments(run), caller, fresh=True)
             else:
-                args = parse(SpawnArgs, _arguments_of(run, texts))
+                args = parse(SpawnArgs, _arguments_of(run, brief))
                 fresh = await self._propose(args, caller, fresh=True)
         except (AvaError, RolesError, AuditError) as error:  # the decision stands, and its answer is given
             decision.refused_because = f"it expired, and no new proposal can be made: {self._access.explain(error)}"
@@ -532,9 +532,9 @@ def _show_limits(answer: SpawnAnswer, config: RunConfig) -> None:
     answer.max_cost_cents = config.limits.get(COST.argument)
 
 
-def _arguments_of(run: RunRow, texts: Texts) -> dict[str, Any]:
+def _arguments_of(run: RunRow, brief: Brief) -> dict[str, Any]:
     config = config_of(run.config)
-    return {**config.asked, **texts.model_dump(exclude_none=True, exclude={"steps", "project"})}
+    return {**config.asked, **brief.model_dump(exclude_none=True, exclude={"steps", "project"})}
 
 
 def started_next(run_id: str, group_id: str | None = None) -> str:

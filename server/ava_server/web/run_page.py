@@ -23,7 +23,7 @@ from ava_audit.rows import RunRow
 from ava_audit.units import micros_from_cents, now_us
 from ava_audit.view import View
 from ava_server.approval.decide import Needs
-from ava_server.approval.proposals import texts_of
+from ava_server.approval.proposals import brief_of
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import Refused
@@ -161,7 +161,7 @@ class RunPage(PagePart):
 
     def _whole(self, view: View, run_id: str, visitor: Visitor, place: Place) -> dict[str, Any]:
         values = self._shown(view, run_id, visitor)
-        values = {**self._decisions(view, run_id, visitor), **values, "texts": texts_of(view, values["row"])}
+        values = {**self._decisions(view, run_id, visitor), **values, "brief": brief_of(view, values["row"])}
         return {**values, **self._timeline(view, run_id, place, newer=False), "first": place.seq is None}
 
     def _timeline(self, view: View, run_id: str, place: Place, newer: bool) -> dict[str, Any]:

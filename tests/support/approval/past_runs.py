@@ -16,7 +16,7 @@ from ava_server.approval.estimates import SIMILAR, with_estimate
 from ava_server.approval.proposals import Pending, pending_proposals
 from ava_server.approval.shown import proposal_message
 from ava_server.approval.summary import DayLeft
-from ava_server.budget.run_config import Estimate, RunConfig, Texts
+from ava_server.budget.run_config import Brief, Estimate, RunConfig
 from ava_server.models.prices import Price
 from support.runtime import Lab
 
@@ -130,4 +130,4 @@ def estimate(runs: list[PastRun], **changes: Any) -> Estimate:
 
 def line(proposed: RunConfig) -> str:
     """Return the line of a proposal that says what the run is likely to cost."""
-    return proposal_message(proposed, Texts(task="Look"), DAY).splitlines()[2]
+    return proposal_message(proposed, Brief(task="Look"), DAY).splitlines()[2]

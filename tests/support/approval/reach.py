@@ -101,11 +101,11 @@ def reach_screens(names: list[str], tools: Mapping[str, Tool], around: ResolveCo
             if any(spec.results for spec in specs):
                 earlier = (EarlierRun(id="S-000001", role="researcher", ending="success"),)
                 args = args.model_copy(update={"context_from": ["S-000001"]})
-            config, texts = resolve_run_config(
+            config, brief = resolve_run_config(
                 args, replace(around, catalog=Catalog({"painter": role}), tools=tools), earlier
             )
             assert set(config.tools) == {*names} - {"read_skill"}  # the role lists no skill
-            message = proposal_message(config, texts, DayLeft(10**9, 10**9, "your", "")).splitlines()[1]
+            message = proposal_message(config, brief, DayLeft(10**9, 10**9, "your", "")).splitlines()[1]
             assert message.startswith(f"It {config.reach}")
             return f"can {trust_screen(role).partition(' it can ')[2]}", config.reach
         finally:

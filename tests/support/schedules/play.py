@@ -35,7 +35,7 @@ from ava_server.approval.decisions import Approval, approve, reject
 from ava_server.approval.proposals import Proposal, SpawnLimits, propose
 from ava_server.approval.summary import several_line
 from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve, settle_unknown, settlement_event
-from ava_server.budget.run_config import RunConfig, Texts
+from ava_server.budget.run_config import Brief, RunConfig
 from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.config.settings import Limits
 from ava_server.models.base import Bound, Completion, Request
@@ -250,8 +250,8 @@ class Processes(RuleBasedStateMachine):
     def proposes(self, user: str, cap: int, max_tokens: int) -> None:
         self.made += 1
         ids = [(f"P-{number:08x}", f"S-{number:06x}") for number in (max(self.made - 1, 1), self.made)]
-        texts = Texts(task=f"number {self.made}")
-        answer = self.do("propose", propose(config(cap, max_tokens), texts, self.who(user), tuple(ids), self.limits()))
+        brief = Brief(task=f"number {self.made}")
+        answer = self.do("propose", propose(config(cap, max_tokens), brief, self.who(user), tuple(ids), self.limits()))
         assert isinstance(answer, str) is self.ledger.exhausted(user, self.now_us)
         if isinstance(answer, Proposal):
             run = Run(answer.subagent_id, answer.pending_id, user, cap, max_tokens, self.now_us + TTL_US, answer.line)

@@ -28,7 +28,7 @@ from ava_server.approval.proposals import Proposal, SpawnLimits, propose
 from ava_server.approval.shown import approval_line
 from ava_server.approval.summary import several_line
 from ava_server.budget.caps import CapRequest, reserve, settle_unknown
-from ava_server.budget.run_config import RunConfig, Texts, digest
+from ava_server.budget.run_config import Brief, RunConfig, digest
 from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.config.settings import Limits
 from ava_server.runs.asking.extension import ExtensionLimits
@@ -99,7 +99,7 @@ class SituationLog:
         self.proposals += 1
         wanted = self.config(task_id or f"task-{self.proposals}").model_copy(update={"timeout_s": timeout_s})
         ids = ((f"P-{self.proposals:08x}", f"S-{self.proposals:06x}"),)
-        made = self.do(propose(wanted, Texts(task="look"), WHO, ids, LIMITS))
+        made = self.do(propose(wanted, Brief(task="look"), WHO, ids, LIMITS))
         assert isinstance(made, Proposal)
         return made
 
@@ -112,13 +112,13 @@ class SituationLog:
         wanted = self.config(row.task_id or "").model_copy(update={"max_cost_micros": 2 * 10**6})
         return Asked(
             kind="money", ask_id="E-00000001", limit=10**6, proposed=2 * 10**6, used=9 * 10**5,
-            needed=5 * 10**5, expires_us=self.now_us + 3 * DAY_US, digest=digest(wanted, Texts(task="look")),
+            needed=5 * 10**5, expires_us=self.now_us + 3 * DAY_US, digest=digest(wanted, Brief(task="look")),
             active_us=1,
         )  # fmt: skip
 
     def approve_together(self, proposals: list[Proposal], group_s: float | None) -> None:
         """Approve proposals as one group, with a time limit of its own if `group_s` is given."""
-        lines = [approval_line(each.config, Texts(task="look")) for each in proposals]
+        lines = [approval_line(each.config, Brief(task="look")) for each in proposals]
         lines.append(several_line(len(proposals), len(proposals) * 10**6, group_s))
         ids = tuple(each.pending_id for each in proposals)
         plan_ids = ((f"P-9{self.proposals:07x}", f"G-{self.proposals:07x}"),)
@@ -245,7 +245,7 @@ class SituationLog:
         ended = RunResult("cancelled", "cancelled on request")
         # An owner that has lost the run, where this instance does not have it, writes under its old claim.
         fence = Fence(run_id, row.generation - (row.state == RUNNING and row.instance != HERE))
-        line = approval_line(self.config(row.task_id or ""), Texts(task="look"))
+        line = approval_line(self.config(row.task_id or ""), Brief(task="look"))
         result = build_result(row, History(run_id), ended, [], 1.0)
         lost = settle_unknown(row, self.agent(run_id), fence)
         ending = (*lost, *ending_events(row, result, ended, self.agent(run_id), fence, 10**6))
@@ -300,7 +300,7 @@ class SituationLog:
         self.proposals += 1
         wanted = self.config(row.task_id or "").model_copy(update={"timeout_s": 600 + self.proposals})
         ids = ((f"P-{self.proposals:08x}", f"S-{self.proposals:06x}"),)
-        return propose(wanted, Texts(task="look"), WHO, ids, LIMITS)
+        return propose(wanted, Brief(task="look"), WHO, ids, LIMITS)
 
 
 @contextmanager

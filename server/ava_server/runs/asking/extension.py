@@ -25,7 +25,7 @@ from ava_audit.rows import RunRow
 from ava_audit.units import MICROS_PER_CENT, now_us
 from ava_audit.view import View
 from ava_server.approval.channels import PERSON_CHANNELS
-from ava_server.approval.proposals import texts_of
+from ava_server.approval.proposals import brief_of
 from ava_server.budget.caps import CapReached, CapRequest, money_caps
 from ava_server.budget.run_config import CAP_OF_ARGUMENT, TOKENS, RunConfig, config_of, digest
 from ava_server.budget.user_limits import DayCaps, day_caps
@@ -89,12 +89,12 @@ def extension_request(
     It asks only if a person approved it by their own answer, at most `MOST_ASKED` times, and never again after a
     refusal or without an answer. What it proposes fits the hard caps, its plan's and the day's.
     """
-    config, texts = config_of(run.config), texts_of(view, run)
+    config, brief = config_of(run.config), brief_of(view, run)
     proposal = view.proposal(run.pending_id)
     if proposal is None or proposal.run_id != run.id:
         return None  # the person approved the cost and time of its plan, not of this run
     costs_nothing = short.cap == "max_cost_cents" and config.free
-    if costs_nothing or texts is None or run.overrun:
+    if costs_nothing or brief is None or run.overrun:
         return None
     wait_s = math.floor(wait_for_person(view, run, limits.hard.extension_wait_s, now_us))
     if wait_s <= 0 or not _may_ask(view, run):
@@ -126,7 +126,7 @@ def extension_request(
         needed=_in_units(short.cap, min(needed, proposed - used), needed_unit),
         expires_us=now_us + wait_s * 1_000_000,
         # What an approval covers: this request, and the configuration that it would make.
-        digest=hashlib.sha256(f"{ask_id} {digest(extended, texts)}".encode()).hexdigest(),
+        digest=hashlib.sha256(f"{ask_id} {digest(extended, brief)}".encode()).hexdigest(),
     )
 
 

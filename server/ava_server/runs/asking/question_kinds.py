@@ -22,7 +22,7 @@ from ava_audit.view import Outcome, View
 from ava_roles.wrap import add_bars, clean, one_line
 from ava_server.approval.channels import PERSON_CHANNELS
 from ava_server.approval.decide import Kind, Shown
-from ava_server.approval.proposals import texts_of
+from ava_server.approval.proposals import brief_of
 from ava_server.approval.shown import approval_line
 from ava_server.approval.start_form import (
     CHOICE,
@@ -353,11 +353,11 @@ class _More:
     unanswered = "is wrapping up; the cap stays as it is"
 
     def read(self, view: View, run: RunRow, asked: Asked) -> PendingQuestion | None:
-        texts = texts_of(view, run)
-        if texts is None:
+        brief = brief_of(view, run)
+        if brief is None:
             return None
         raised = with_cap(config_of(run.config), asked.cap, asked.proposed)
-        return PendingQuestion(run, asked, line=approval_line(raised, texts))
+        return PendingQuestion(run, asked, line=approval_line(raised, brief))
 
     def message(self, question: PendingQuestion) -> str:
         """Return which run it is, what is left and missing, the new cap, and everything that then holds."""
@@ -430,8 +430,8 @@ class _More:
         self, view: View, question: PendingQuestion, answer: Answer | None, by: Decider, now_us: int
     ) -> Outcome[QuestionDecision]:
         run, asked = question.run, question.asked
-        texts = texts_of(view, run)
-        if texts is None or isinstance(answer, str):
+        brief = brief_of(view, run)
+        if brief is None or isinstance(answer, str):
             return refuse_answer("it takes a yes or a no")
         config = config_of(run.config)
         name = cap_name(asked.cap)
@@ -449,14 +449,14 @@ class _More:
             decision=decision,
             channel=by.channel,
             digest=asked.digest,
-            decision_digest=digest(config, texts),
+            decision_digest=digest(config, brief),
             changes=changes,
         )
         if answer is None:
             note = f"{decision} {asked.ask_id}, {name}"
             sentence = f"{label(run)} wraps up; nothing was raised."
         else:
-            note = f"{decision} {asked.ask_id}, {name}: {approval_line(config, texts)}"
+            note = f"{decision} {asked.ask_id}, {name}: {approval_line(config, brief)}"
             sentence = f"The {name} of {label(run)} is {cap_amount(asked.cap, answer, exact=True)} now; it continues."
         message = UserMessage(text=note, kind="decision")
         events = (Event(by.who, message, run_id=run.id), Event(by.who, answered, run_id=run.id))

@@ -18,7 +18,7 @@ from ava_audit.rows import QUEUED, RUNNING, RunRow
 from ava_audit.store.backend import Instances
 from ava_audit.store.store import Store
 from ava_audit.view import Command
-from ava_server.approval.proposals import SpawnLimits, texts_of
+from ava_server.approval.proposals import SpawnLimits, brief_of
 from ava_server.budget.run_config import config_of
 from ava_server.runs.record.changes import LATE, KeptChanges
 from ava_server.runs.record.claims import NotResumed, resume
@@ -108,8 +108,8 @@ class RunControl:
         hide = self._setup.hide
         if config_of(run.config).coding is None:
             return RunFiles(artifacts, hide=hide)
-        texts = await self._store.read(lambda view: texts_of(view, run))
-        task = texts.task if texts is not None else ""
+        brief = await self._store.read(lambda view: brief_of(view, run))
+        task = brief.task if brief is not None else ""
         try:
             return RunFiles(artifacts, await _begin(until, self._setup.worktrees.keep_changes, run, task), hide)
         except TimeoutError:

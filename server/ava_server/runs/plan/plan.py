@@ -26,9 +26,9 @@ from ava_audit.rows import RunRow, StepRunRow
 from ava_audit.units import day_of, format_usd
 from ava_audit.view import Command, Outcome, View
 from ava_roles.wrap import clean, one_line
-from ava_server.approval.proposals import project_of, spawn_fact, texts_of
+from ava_server.approval.proposals import brief_of, project_of, spawn_fact
 from ava_server.approval.steps import ITEM, replace_references
-from ava_server.budget.run_config import CAP_OF_ENDING, RunConfig, Source, StepConfig, Texts, config_of
+from ava_server.budget.run_config import CAP_OF_ENDING, Brief, RunConfig, Source, StepConfig, config_of
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import AGENT
 from ava_server.models.base import Bound
@@ -132,7 +132,7 @@ class PlanLog:
         self._now_us = now_us
         self._new_id = new_id
         self._taken: set[str] = set()
-        self._texts: Texts | None = None  # read when a run starts
+        self._brief: Brief | None = None  # read when a run starts
         self._lists: dict[str, list[Any] | str] = {}
         self._results: dict[str, dict[str, Any] | None] = {}
         self._progress = step_progress(view, plan.id)
@@ -242,9 +242,9 @@ class PlanLog:
     def start(self, move: Start) -> tuple[Event, ...]:
         """Return the entries that queue a run: its configuration, and its task with what other runs handed over."""
         step = self.steps[move.step]
-        texts = self._texts_of(step)
+        brief = self._brief_of(step)
         inputs = self.inputs_of(step, move.item)
-        task = task_with_names(step, texts)
+        task = task_with_names(step, brief)
         run_id = self._unused_id()
         agent = Who(self.plan.session_id, run_id, self.plan.user_id, parent_agent_id=AGENT)
         ava = Who(self.plan.session_id, AGENT, self.plan.user_id)
@@ -262,10 +262,10 @@ class PlanLog:
         said = UserMessage(
             text=task,
             kind="task",
-            context=texts.context,
-            system_prompt=texts.system_prompt,
+            context=brief.context,
+            system_prompt=brief.system_prompt,
             inputs=tuple(inputs.texts) or None,
-            project=project_of(texts),
+            project=project_of(brief),
         )
         spawn = spawn_fact(step.config, task, run_id, self.plan.pending_id, name=name, plan_id=self.plan.id)
         return (
@@ -281,11 +281,11 @@ class PlanLog:
                 self._taken.add(run_id)
                 return run_id
 
-    def _texts_of(self, step: StepConfig) -> Texts:
-        if self._texts is None:
-            self._texts = texts_of(self.view, self.plan)
-        assert self._texts is not None, "the texts of a plan are kept until it has ended"
-        return self._texts.of_step(step.id)
+    def _brief_of(self, step: StepConfig) -> Brief:
+        if self._brief is None:
+            self._brief = brief_of(self.view, self.plan)
+        assert self._brief is not None, "the texts of a plan are kept until it has ended"
+        return self._brief.of_step(step.id)
 
     def inputs_of(self, step: StepConfig, item: int | None) -> StepInputs:
         """Return what a run of a step gets from other runs."""
@@ -385,9 +385,9 @@ class StepInputs:
         self.runs += [row for row in rows if row not in self.runs]
 
 
-def task_with_names(step: StepConfig, texts: Texts) -> str:
+def task_with_names(step: StepConfig, brief: Brief) -> str:
     """Return a step's task with each reference replaced by the name of what it brings: `input 1`."""
-    return replace_references(texts.task, {source: f"input {number}" for number, source in enumerate(step.inputs, 1)})
+    return replace_references(brief.task, {source: f"input {number}" for number, source in enumerate(step.inputs, 1)})
 
 
 def _field_of(output: Any, field: str, whose: str) -> Any:

@@ -25,7 +25,7 @@ from ava_audit.rows import HELD_UNTIL_US, QUEUED, RUNNING, UNENDED, WAITING, Run
 from ava_audit.units import format_usd
 from ava_audit.view import Command, Outcome, View, loads
 from ava_server.approval.plain_text import normalize_typography
-from ava_server.approval.proposals import SpawnLimits, day_refusal, day_unspent, texts_of
+from ava_server.approval.proposals import SpawnLimits, brief_of, day_refusal, day_unspent
 from ava_server.approval.shown import approval_line
 from ava_server.budget.caps import in_flight_purpose, settle_unknown
 from ava_server.budget.run_config import config_of
@@ -252,14 +252,14 @@ class NotResumed:
 
 def resume_line(view: View, run: RunRow) -> str | None:
     """Return the line that approves an interrupted run's resumption; None where what was approved cannot be read."""
-    texts = texts_of(view, run)
+    brief = brief_of(view, run)
     try:
         config = config_of(run.config)
     except ValueError:  # a newer Ava wrote it
         return None
-    if texts is None:
+    if brief is None:
         return None
-    line = f"{approval_line(config, texts)}, resumed"
+    line = f"{approval_line(config, brief)}, resumed"
     if config.free:
         return line
     in_flight = sum(int(call["micros"]) for call in run.calls_in_flight)  # they count with their worst case
@@ -300,7 +300,7 @@ def resume(
             return Outcome(NotResumed(_why_not_resumed(run, where)))
         expected = resume_line(view, run)
         if expected is None:
-            if texts_of(view, run) is None:
+            if brief_of(view, run) is None:
                 return Outcome(NotResumed(f"the task of {label(run)} was erased, so it cannot be resumed"))
             return Outcome(NotResumed(f"a newer Ava has proposed {label(run)}, so it cannot be resumed with this one"))
         if line is not None and normalize_typography(line) != normalize_typography(expected):

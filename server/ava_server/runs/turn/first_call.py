@@ -21,7 +21,7 @@ from ava_roles.tools.run import READ_SKILL
 from ava_server.approval.proposals import project_of
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.summary import list_earlier
-from ava_server.budget.run_config import OUTLINE_TURNS, RunConfig, Texts, limits_for_model
+from ava_server.budget.run_config import OUTLINE_TURNS, Brief, RunConfig, limits_for_model
 from ava_server.core.errors import Refused
 from ava_server.models.base import Bound, Model
 from ava_server.models.prices import reserve_micros
@@ -37,7 +37,7 @@ def _shared(text: str) -> str:
 
 
 def started(
-    config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: Mapping[str, Any], confinement: str
+    config: RunConfig, brief: Brief, tools: Mapping[str, Tool], wire: Mapping[str, Any], confinement: str
 ) -> RunStarted:
     """Return what a run starts with: the prompt, the tools' schemas, the model's parameters and the limits."""
     role = parse_role(config.role_text, config.role_source, config.role)
@@ -56,8 +56,8 @@ def started(
     text = _shared(
         system_prompt(
             role,
-            system_prompt=texts.system_prompt,
-            context=texts.context,
+            system_prompt=brief.system_prompt,
+            context=brief.context,
             tools=specs,
             limits=limits,
             output_schema=config.output_schema,
@@ -144,7 +144,7 @@ def estimate(config: RunConfig, prompt_tokens: int) -> FirstCalls:
 
 def with_cost_figures(
     config: RunConfig,
-    texts: Texts,
+    brief: Brief,
     tools: Mapping[str, Tool],
     model: Model,
     tokens_per_byte: float | None,
@@ -156,8 +156,8 @@ def with_cost_figures(
     no work.
     """
     history = History("")
-    history.add(1, started(config, texts, tools, {}, config.confinement))
-    history.add(2, UserMessage(text=texts.task, kind="task", project=project_of(texts)))
+    history.add(1, started(config, brief, tools, {}, config.confinement))
+    history.add(2, UserMessage(text=brief.task, kind="task", project=project_of(brief)))
     bound = model.bound(history.request(Recipe(0), GOOD_OUTPUT), None)
     if not bound.prompt_tokens:  # no language model
         return config

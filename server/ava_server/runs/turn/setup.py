@@ -27,14 +27,14 @@ from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.shell import RunBash
-from ava_server.approval.proposals import project_of, texts_of
+from ava_server.approval.proposals import brief_of, project_of
 from ava_server.approval.scope import (
     confinement_of,
     remove_workbenches,
     strength,
 )
 from ava_server.budget.caps import measured_ratio
-from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, RunConfig, Texts, config_of
+from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, Brief, RunConfig, config_of
 from ava_server.config.agents import AgentSpec, agent_of
 from ava_server.config.root_key import root_key
 from ava_server.config.search_engine import ApprovedSearch
@@ -83,7 +83,7 @@ WINDOW = 128_000
 WORKTREE_S = 900.0
 """Seconds for which a run waits for the machine that has its worktree; then it ends without its changes."""
 T = TypeVar("T")
-Marker = Callable[[Texts, Sequence[Mapping[str, str]], Sequence[str]], str | None]
+Marker = Callable[[Brief, Sequence[Mapping[str, str]], Sequence[str]], str | None]
 """Returns the mark of a run by its texts, inputs and earlier runs; None where its folder cannot be compared."""
 
 
@@ -168,7 +168,7 @@ class RunSetup:
             FolderReplaced: Its workspace or repository is not the one that was approved.
         """
         config = config_of(run.config)
-        texts, ratio = await self._texts_and_ratio(run, config)
+        brief, ratio = await self._brief_and_ratio(run, config)
         scratch = self._resources.settings.paths.scratch / run.id
 
         choice = await self.folders.in_time(lambda: self._begin(config, scratch))
@@ -178,8 +178,8 @@ class RunSetup:
         tools = self.tools(run.user_id, config, history, scratch, servers, ask)
         search_engine = await self.search_engine(config)
         search = await self._search_model(config)
-        prefix = history.prefix or self.prefix(config, texts, tools, choice, sandbox)
-        prefix = await self._marked(prefix, run, config, texts, history)
+        prefix = history.prefix or self.prefix(config, brief, tools, choice, sandbox)
+        prefix = await self._marked(prefix, run, config, brief, history)
         model = model_of(prefix.model, prefix.parameters, choice.api_key, self._resources.clients, choice.key_command)
         # The last step that may fail: where the run cannot be run here, nothing stays open.
         place = await self.open_place(run, config, tools, scratch, sandbox)
@@ -213,14 +213,14 @@ class RunSetup:
             prompt_prefix=self._prompt_prefixes.of_run(run, prefix),
         )
 
-    async def _texts_and_ratio(self, run: RunRow, config: RunConfig) -> tuple[Texts, float | None]:
+    async def _brief_and_ratio(self, run: RunRow, config: RunConfig) -> tuple[Brief, float | None]:
         """Return the texts of a run, and the tokens per byte that earlier runs of its model had."""
-        texts, ratio = await self._resources.store.read(
-            lambda view: (texts_of(view, run), measured_ratio(view, config.model)), short=True
+        brief, ratio = await self._resources.store.read(
+            lambda view: (brief_of(view, run), measured_ratio(view, config.model)), short=True
         )
-        if texts is None:
+        if brief is None:
             raise ConfigNotSupported("its task was erased")
-        return texts, ratio
+        return brief, ratio
 
     def _begin(self, config: RunConfig, scratch: Path) -> Choice:
         """Remove what an earlier process left behind, and return the model, at the price that was approved. Blocks."""
@@ -228,12 +228,12 @@ class RunSetup:
         return replace(self.choice(config), price=config.price)
 
     async def _marked(
-        self, prefix: RunStarted, run: RunRow, config: RunConfig, texts: Texts, history: History
+        self, prefix: RunStarted, run: RunRow, config: RunConfig, brief: Brief, history: History
     ) -> RunStarted:
         """Return what the run starts with; for a step of a plan, with the mark by which a later plan recognises it."""
         if run.step is None or prefix.mark is not None or history.task is None:
             return prefix
-        mark = await self._mark(config, prefix, texts, history.task.inputs or ())
+        mark = await self._mark(config, prefix, brief, history.task.inputs or ())
         return prefix.model_copy(update={"mark": mark})
 
     def _tool_context(self, place: Place, sandbox: Sandbox | None) -> ToolContext:
@@ -248,7 +248,7 @@ class RunSetup:
         )
 
     async def _mark(
-        self, config: RunConfig, prefix: RunStarted, texts: Texts, inputs: Sequence[Mapping[str, str]]
+        self, config: RunConfig, prefix: RunStarted, brief: Brief, inputs: Sequence[Mapping[str, str]]
     ) -> str | None:
         """Return the mark by which a later plan recognises the work of a run; None where it can have none."""
         try:
@@ -256,31 +256,31 @@ class RunSetup:
         except (AvaError, ConfigNotSupported) as error:  # it runs without a mark, and is not recognised later
             log.warning("the work of a step is not marked: %s", error)
             return None
-        return marker(texts, inputs, [run.id for run in config.context_from])
+        return marker(brief, inputs, [run.id for run in config.context_from])
 
     def _marker(self, config: RunConfig, prefix: RunStarted) -> Marker:
         """Return what makes the marks of a step's runs, with its folder as it is now. Blocks. Raises ConfigError."""
         key = root_key(self._resources.settings.paths.question_key)
         state = None if self.travel.is_elsewhere(config) else folder_state(config.workspace)
 
-        def mark(texts: Texts, inputs: Sequence[Mapping[str, str]], earlier: Sequence[str]) -> str | None:
-            words = texts.model_dump(include={"task", "context", "system_prompt"})
-            if texts.project:
-                words["project"] = list(project_of(texts) or ())
+        def mark(brief: Brief, inputs: Sequence[Mapping[str, str]], earlier: Sequence[str]) -> str | None:
+            words = brief.model_dump(include={"task", "context", "system_prompt"})
+            if brief.project:
+                words["project"] = list(project_of(brief) or ())
             if state is None:
                 return None
             return run_mark(key, config, prefix, words, inputs, earlier, state)
 
         return mark
 
-    def marker(self, user: str, config: RunConfig, texts: Texts) -> Marker:
+    def marker(self, user: str, config: RunConfig, brief: Brief) -> Marker:
         """Return what makes the marks that the runs of a proposed step would have now. Blocks.
 
         Raises ConfigError, ConfigNotSupported: nothing can be known again.
         """
         ask = self._ask(config, History(""))
         tools = self.tools(user, config, History(""), Path(), RunMcpServers(), ask)
-        return self._marker(config, self.prefix(config, texts, tools, self.choice(config), None))
+        return self._marker(config, self.prefix(config, brief, tools, self.choice(config), None))
 
     # -- what a replay takes from its recording instead ---------------------------------------------------------------
 
@@ -367,10 +367,10 @@ class RunSetup:
         return {name: tools[name] for name in config.tools}
 
     def prefix(
-        self, config: RunConfig, texts: Texts, tools: Mapping[str, Tool], choice: Choice, sandbox: Sandbox | None
+        self, config: RunConfig, brief: Brief, tools: Mapping[str, Tool], choice: Choice, sandbox: Sandbox | None
     ) -> RunStarted:
         """Return with what a new run starts: its prompt, and what shapes its requests."""
-        return started(config, texts, tools, parameters(choice), confinement_of(sandbox))
+        return started(config, brief, tools, parameters(choice), confinement_of(sandbox))
 
     async def open_place(
         self, run: RunRow, config: RunConfig, tools: Mapping[str, Tool], scratch: Path, sandbox: Sandbox | None
@@ -420,7 +420,7 @@ class RunSetup:
         resources = self._resources
         return Ask(resources.store, history, config.questions, resources.settings.limits.question_wait_s)
 
-    def with_cost_figures(self, config: RunConfig, texts: Texts, user: str, tokens_per_byte: float | None) -> RunConfig:
+    def with_cost_figures(self, config: RunConfig, brief: Brief, user: str, tokens_per_byte: float | None) -> RunConfig:
         """Return the configuration of a proposal with the least cost cap, and with what its calls cost at most. Blocks.
 
         Raises:
@@ -433,7 +433,7 @@ class RunSetup:
         model = model_of(config.model, parameters(choice), None, self._resources.clients)
         agent = agent_of(config.runner, self._resources.settings)
         return with_cost_figures(
-            config, texts, tools, model, tokens_per_byte, agent.first_bytes if agent is not None else 0
+            config, brief, tools, model, tokens_per_byte, agent.first_bytes if agent is not None else 0
         )
 
     async def _check_model(self, run: RunRow) -> None:
