@@ -16,10 +16,10 @@ from support.runtime import PRICED, check_budgets, hand_over, open_lab, settings
 from ava_audit.events import RunClaimed, SpawnDecided, SpawnProposed, SubagentSpawn, UserMessage
 from ava_audit.view import View
 from ava_server.approval.decisions import Approval, refuse
-from ava_server.budget.run_config import RunConfig
 from ava_server.cli.service_client import Approvals, SessionTransport
 from ava_server.core.background import WorkerProcesses
 from ava_server.render.host_text import text_of
+from ava_server.run_config.config import RunConfig
 from ava_server.runs.owner.mode import LOOKING
 from ava_server.service.access import Asking, Session, ignore_progress
 from ava_server.service.runtime import open_runtime

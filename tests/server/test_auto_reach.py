@@ -12,9 +12,9 @@ from support.runtime import hand_over, open_lab, settings_of
 from ava_roles.errors import AccessRefused
 from ava_roles.tool import Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
 from ava_roles.tools.registry import builtin_tools
-from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.config.secrets import set_secret
 from ava_server.models.prices import FREE_LOCAL
+from ava_server.run_config.config import RunConfig, config_of
 from ava_server.runs.owner.mode import LOOKING
 from ava_server.service.access import Session, ignore_progress
 from ava_server.service.runtime import open_runtime

@@ -11,7 +11,7 @@ from support.repositories.coding import VERIFY, coder_task, project
 from support.repositories.projects import checkout, git, write
 from support.runtime import PRICED, Lab, open_lab
 
-from ava_server.budget.run_config import config_of
+from ava_server.run_config.config import config_of
 
 pytestmark = pytest.mark.usefixtures("confined")
 

@@ -24,8 +24,8 @@ from ava_roles.sandbox import linux, selection
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.selection import find_sandbox
 from ava_server.approval.scope import remove_workbenches
-from ava_server.budget.run_config import config_of
 from ava_server.core.errors import ConfigError
+from ava_server.run_config.config import config_of
 
 pytestmark = pytest.mark.usefixtures("confined")
 

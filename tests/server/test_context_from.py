@@ -19,7 +19,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext
 from ava_roles.tools.run import ReadSubagentResultArgs
 from ava_server.approval.requests import EARLIER_MOST
-from ava_server.budget.run_config import EarlierRun
+from ava_server.run_config.parts import EarlierRun
 from ava_server.runs.turn.run_tools import PAGE_CHARS, RESULT_CHARS, ReadSubagentResult
 from ava_server.service.runtime import stored_result_words
 

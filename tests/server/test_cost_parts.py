@@ -14,10 +14,10 @@ from ava_audit.events import CostReserved, CostUpdate, Settlement, Usage, Who
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.units import format_usd
 from ava_server.budget.caps import HeldCall, Purpose, settlement_event
-from ava_server.budget.run_config import RunConfig
 from ava_server.models.prices import COST_PARTS, FREE_LOCAL, Price
 from ava_server.render.host_text import run_text
 from ava_server.render.responses import RunAnswer
+from ava_server.run_config.config import RunConfig
 from ava_server.runs.record.history import History
 from ava_server.runs.record.result import RunResult, build_result
 

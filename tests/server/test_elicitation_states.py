@@ -19,9 +19,9 @@ from support.stdio import MODERN, model_env, serve_stdio
 from ava_audit.events import RunClaimed, SpawnDecided
 from ava_audit.rows import WAITING
 from ava_server.approval.start_form import LimitField, Question
-from ava_server.budget.run_config import COST, TIME
 from ava_server.config.root_key import root_key
 from ava_server.mcp_server import elicitation
+from ava_server.run_config.run_cap import COST, TIME
 
 YES = ElicitResult(action="accept", content={})
 

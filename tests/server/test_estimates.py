@@ -22,8 +22,9 @@ from ava_audit.view import PAST_RUNS
 from ava_server.approval.estimates import COUNTED, SIMILAR, bound_of, past_estimates, with_estimate
 from ava_server.approval.proposals import ProposalSummary, together_note
 from ava_server.approval.start_form import question
-from ava_server.budget.run_config import Brief, digest
 from ava_server.models.prices import PriceStep
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.digest import digest
 
 # -- the bound --------------------------------------------------------------------------------------------------------
 

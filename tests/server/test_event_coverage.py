@@ -21,8 +21,8 @@ from support.tool_examples import EXAMPLES, HERE, must_list
 from ava_audit.entries import HEADER
 from ava_audit.events import ENDINGS, FACTS
 from ava_roles.tools.registry import builtin_tools
-from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.core.errors import ModelErrorKind
+from ava_server.run_config.config import RUN_TOOLS
 from ava_server.runs.record.submit import NAME as SUBMIT
 
 UNWRITTEN: set[str] = set()

@@ -18,8 +18,8 @@ from support.stdio import until
 from ava_audit.events import Answered, Asked, CostReserved, UserMessage
 from ava_audit.units import format_usd, local_second, now_us
 from ava_audit.view import View
-from ava_server.budget.run_config import config_of
 from ava_server.render.host_text import text_of
+from ava_server.run_config.config import config_of
 from ava_server.runs.asking.extension import MOST_ASKED
 from ava_server.runs.asking.pending_questions import asked_of
 from ava_server.runs.asking.question_kinds import PendingQuestion

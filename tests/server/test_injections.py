@@ -33,7 +33,7 @@ from support.tool_examples import EXAMPLES, HERE, must_list
 
 from ava_audit.events import RunStarted, WorktreeReady
 from ava_roles.tools.registry import builtin_tools
-from ava_server.budget.run_config import RUN_TOOLS
+from ava_server.run_config.config import RUN_TOOLS
 
 TOGETHER = 15
 """Calls of one answer; 16 are run."""

@@ -15,7 +15,7 @@ from support.stdio import until
 from ava_audit.events import RunStarted, ToolResult
 from ava_roles.sandbox import linux, selection
 from ava_roles.sandbox.sandbox import Unavailable
-from ava_server.budget.run_config import NO_COMMANDS, config_of
+from ava_server.run_config.config import NO_COMMANDS, config_of
 
 pytestmark = pytest.mark.slow
 

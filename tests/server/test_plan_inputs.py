@@ -14,7 +14,7 @@ from support.runtime import PRICED, open_lab, submit
 from ava_audit.events import Asked, ToolResult, UserMessage
 from ava_roles.tools.registry import builtin_tools
 from ava_roles.tools.run import READ_SUBAGENT_RESULT
-from ava_server.budget.run_config import config_of
+from ava_server.run_config.config import config_of
 from ava_server.runs.origins.origins import Origins
 from ava_server.runs.record.history import History
 

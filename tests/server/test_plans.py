@@ -19,8 +19,8 @@ from ava_audit.retention import is_over
 from ava_audit.rows import RunRow
 from ava_audit.units import now_us
 from ava_audit.view import View
-from ava_server.budget.run_config import config_of
 from ava_server.render.host_text import text_of
+from ava_server.run_config.config import config_of
 from ava_server.runs.owner import run_notes
 from ava_server.runs.turn.context import ConfigNotSupported
 from ava_server.runs.turn.setup import RunSetup

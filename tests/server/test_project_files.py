@@ -14,7 +14,7 @@ from support.repositories.projects import git, write
 from support.runtime import PRICED, Lab, hand_over, open_lab
 
 from ava_audit.events import Asked, GuardrailTripped, RunStarted, UserMessage
-from ava_server.budget.run_config import config_of
+from ava_server.run_config.config import config_of
 from ava_server.runs.origins.origins import Origins
 
 RULES = "Build with `make fast`. Amounts are in euros.\n"

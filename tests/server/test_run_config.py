@@ -13,7 +13,10 @@ from support.runtime import PRICED, Lab, hand_over, open_lab
 
 from ava_audit.events import RunEnded, SpawnProposed, UserMessage
 from ava_server.approval.requests import Caps, SpawnArgs
-from ava_server.budget.run_config import CAPS, Brief, RunConfig, digest, stored_caps
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import RunConfig
+from ava_server.run_config.digest import digest
+from ava_server.run_config.run_cap import CAPS, stored_caps
 
 
 async def test_a_role_with_web_access_reads_files_only_in_an_explicit_workspace(tmp_path: Path) -> None:

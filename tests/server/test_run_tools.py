@@ -13,7 +13,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext
 from ava_roles.tools.run import ReadToolResultArgs, ScratchpadArgs
 from ava_roles.wrap import wrap_tool_output
-from ava_server.budget.run_config import RUN_TOOLS
+from ava_server.run_config.config import RUN_TOOLS
 from ava_server.runs.asking.questions import Ask
 from ava_server.runs.record.history import History
 from ava_server.runs.turn.run_tools import (

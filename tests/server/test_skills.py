@@ -14,7 +14,7 @@ from support.runtime import PRICED, Lab, hand_over, open_lab
 from support.sandboxes.attacks import needs_confinement
 
 from ava_audit.events import GuardrailTripped, RunStarted, ToolResult
-from ava_server.budget.run_config import config_of
+from ava_server.run_config.config import config_of
 
 SKILL = "---\nname: prices\ndescription: {about}\n{keys}---\n{text}\n"
 

@@ -19,8 +19,8 @@ from ava_audit.view import View
 from ava_server.approval.decisions import hourly_shortage
 from ava_server.approval.proposals import NO_FREE_ID, brief_of
 from ava_server.approval.together import StartedTogether, plan_of
-from ava_server.budget.run_config import config_of
 from ava_server.render.host_text import text_of
+from ava_server.run_config.config import config_of
 from ava_server.runs.record.claims import TAKEOVER_WITHIN_US, waits_for_resume
 from ava_server.service import confirm, spawn
 from ava_server.service.access import Access, Session

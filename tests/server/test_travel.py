@@ -27,9 +27,9 @@ from ava_audit.store.backend import VARIABLE
 from ava_audit.units import now_us
 from ava_audit.verify import verify
 from ava_roles.worktree.snapshot import pack_snapshot
-from ava_server.budget.run_config import config_of
 from ava_server.core.errors import Refused
 from ava_server.render.host_text import text_of
+from ava_server.run_config.config import config_of
 from ava_server.runs.turn import setup
 from ava_server.service.fetch import fetch_branch
 from ava_server.service.run_records import DeliveredFiles

@@ -32,7 +32,6 @@ from ava_audit.store.store import Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
 from ava_server.approval.start_form import Person
-from ava_server.budget.run_config import RunConfig
 from ava_server.config.settings import Settings, load_settings
 from ava_server.mcp_server.server import build_server
 from ava_server.models.factory import model_of
@@ -40,6 +39,7 @@ from ava_server.models.http_clients import ClientPool
 from ava_server.models.model_choice import Choice
 from ava_server.models.search_model import search_model, search_request
 from ava_server.render.responses import Answer
+from ava_server.run_config.config import RunConfig
 from ava_server.runs.owner.mode import LOOKING, SERVER, Mode
 from ava_server.runs.record.history import History, Recipe
 from ava_server.service.access import Asking, Session, ignore_progress

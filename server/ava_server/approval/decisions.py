@@ -32,17 +32,9 @@ from ava_server.approval.resolve_plan import change_plan
 from ava_server.approval.shown import approval_line
 from ava_server.approval.summary import DayLeft, several_line
 from ava_server.approval.together import StartedTogether, plan_of
-from ava_server.budget.run_config import (
-    CAPS,
-    COST,
-    TIME,
-    Brief,
-    RunCap,
-    RunConfig,
-    StepConfig,
-    config_of,
-    paid_runs,
-)
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import RunConfig, StepConfig, config_of, paid_runs
+from ava_server.run_config.run_cap import CAPS, COST, TIME, RunCap
 
 MINUTE_US = 60_000_000
 

@@ -33,8 +33,10 @@ from pydantic_core import from_json
 from ava_audit.rows import PastRun
 from ava_audit.view import View
 from ava_server.budget.caps import SHARED_CAPS
-from ava_server.budget.run_config import CAP_OF_ENDING, COST, TIME, Estimate, RunConfig
 from ava_server.models.model_choice import OFFLINE
+from ava_server.run_config.config import RunConfig
+from ava_server.run_config.parts import Estimate
+from ava_server.run_config.run_cap import CAP_OF_ENDING, COST, TIME
 
 COUNTED = ("success", "no_answer", "guardrail", *CAP_OF_ENDING)
 """The endings of runs that count."""

@@ -10,8 +10,8 @@ from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers, ToolListing
 from ava_roles.mcp_client.server_tools import OfferedTool, ServerEntry, covers, is_wildcard, server_of
 from ava_roles.role import Role
 from ava_roles.tool import Tool
-from ava_server.budget.run_config import ForeignDefinition, ForeignUse
 from ava_server.core.errors import Refused, ToolMissing
+from ava_server.run_config.parts import ForeignDefinition, ForeignUse
 
 MOST_TOOLS = 64
 """Most MCP tools of one run."""

@@ -31,8 +31,10 @@ from ava_server.approval.summary import (
     of_topic,
     reach_rows,
 )
-from ava_server.budget.run_config import Brief, RunConfig, StepConfig, caps_text
 from ava_server.core.ids import IN_PROCESS
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import RunConfig, StepConfig
+from ava_server.run_config.run_cap import caps_text
 
 MOST_IN_ROW = 6
 """Most steps that one of several lists in a sentence names."""

@@ -42,9 +42,11 @@ from ava_server.approval.summary import (
     warnings,
 )
 from ava_server.budget import user_limits
-from ava_server.budget.run_config import Brief, RunConfig, config_of, digest
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import AGENT
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import RunConfig, config_of
+from ava_server.run_config.digest import digest
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Policy, Settings

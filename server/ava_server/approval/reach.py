@@ -12,8 +12,8 @@ from ava_roles.mcp_client.server_tools import server_of
 from ava_roles.tool import ToolSpec
 from ava_roles.wrap import list_names
 from ava_server.approval.plain_text import named_path
-from ava_server.budget.run_config import RunConfig
 from ava_server.core.ids import IN_PROCESS
+from ava_server.run_config.config import RunConfig
 
 PATHS, PATH_CHARS = 8, 120
 """Most paths that a line names, and characters of one path; the digest covers all of them."""

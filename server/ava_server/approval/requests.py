@@ -20,9 +20,9 @@ from ava_audit.view import View
 from ava_roles.tools.run import READ_SUBAGENT_RESULT
 from ava_roles.wrap import clean
 from ava_server.approval.host_habits import DEEPEST, read_habits
-from ava_server.budget.run_config import EarlierRun
 from ava_server.core.errors import BadInput, key_shapes
 from ava_server.models.json_text import deeper_than
+from ava_server.run_config.parts import EarlierRun
 
 WAIT_LIMIT_S, MOST_WAIT_S = 45, 240
 """Hosts end a call after 60 s: a question and a wait share this many seconds."""

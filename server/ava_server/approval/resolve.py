@@ -38,17 +38,6 @@ from ava_server.approval.run_caps import (
     caps_of,
     extended_thinking,
 )
-from ava_server.budget.run_config import (
-    OUTLINE_TURNS,
-    TURNS,
-    Brief,
-    EarlierRun,
-    ProjectFileSize,
-    ProjectText,
-    RunConfig,
-    SearchCall,
-    SkillUse,
-)
 from ava_server.config.agents import AgentSpec, agent_of
 from ava_server.config.role_folders import workspace_of
 from ava_server.config.search_engine import provider_engine, without_search
@@ -62,6 +51,10 @@ from ava_server.models.model_choice import (
     unknown_prices,
 )
 from ava_server.models.prices import FROM_SETTINGS, unknown_price_words
+from ava_server.run_config.brief import Brief, ProjectText
+from ava_server.run_config.config import OUTLINE_TURNS, RunConfig
+from ava_server.run_config.parts import EarlierRun, ProjectFileSize, SearchCall, SkillUse
+from ava_server.run_config.run_cap import TURNS
 
 
 def resolve_run_config(

@@ -19,9 +19,10 @@ from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.worktree.inspect import CheckoutState, find_verify_commands, inspect_checkout
 from ava_roles.worktree.spec import WorktreeSpec, namespace_of
 from ava_server.approval.requests import SpawnArgs
-from ava_server.budget.run_config import Coding, RunConfig
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.models.model_choice import Choice
+from ava_server.run_config.config import RunConfig
+from ava_server.run_config.parts import Coding
 
 T = TypeVar("T")
 

@@ -14,9 +14,12 @@ from ava_roles.tool import ToolSpec
 from ava_server.approval.plan_summary import longest_path_s, plan_reach
 from ava_server.approval.requests import PlanArgs
 from ava_server.approval.steps import ITEM, PlannedStep
-from ava_server.budget.run_config import CAPS, COST, PLAN, TIME, Brief, EarlierRun, ReusedRun, RunConfig, StepConfig
 from ava_server.core.errors import BadInput
 from ava_server.models.prices import Price
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import PLAN, ReusedRun, RunConfig, StepConfig
+from ava_server.run_config.parts import EarlierRun
+from ava_server.run_config.run_cap import CAPS, COST, TIME
 
 LONGEST_S = 30 * DAY_S
 """The longest time of a plan, in seconds."""

@@ -21,9 +21,10 @@ from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve_coding import changes_files, refuse_coding, resolve_coding
 from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.scope import confinement_of, git_folder_of, git_folder_rule, sandbox_for
-from ava_server.budget.run_config import RUN_TOOLS, Coding, EarlierRun
 from ava_server.config.agents import AgentSpec
 from ava_server.core.errors import BadInput, Refused, ToolMissing
+from ava_server.run_config.config import RUN_TOOLS
+from ava_server.run_config.parts import Coding, EarlierRun
 
 _URL = re.compile(r"https?://[^\s<>\"']+")
 _TO_SEARCH = (

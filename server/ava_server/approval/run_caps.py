@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from ava_roles.role import Role
 from ava_server.approval.requests import SpawnArgs
-from ava_server.budget.run_config import CAPS, COST, RunCap
 from ava_server.core.errors import BadInput
 from ava_server.models.model_choice import Choice, Thinking
+from ava_server.run_config.run_cap import CAPS, COST, RunCap
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Limits

@@ -20,10 +20,10 @@ from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.sandbox.workspace import recheck_workspace, repository_of
 from ava_roles.tool import Tool
-from ava_server.budget.run_config import NO_COMMANDS, RunConfig
 from ava_server.config.settings import Settings
 from ava_server.core.data_root import home_folder
 from ava_server.core.ids import IN_PROCESS
+from ava_server.run_config.config import NO_COMMANDS, RunConfig
 
 _WORKBENCH = "bench-"
 """Prefix of the folder in which a run's commands work; the generation of its owner follows."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ava_server.approval.plan_summary import plan_line, plan_message, plan_rows
 from ava_server.approval.summary import DayLeft, SummaryRow, message_of, run_line, run_rows
-from ava_server.budget.run_config import Brief, RunConfig
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import RunConfig
 
 
 def approval_line(config: RunConfig, brief: Brief) -> str:

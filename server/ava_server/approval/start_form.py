@@ -33,8 +33,9 @@ from ava_server.approval.summary import (
     short_line,
     task_starts,
 )
-from ava_server.budget.run_config import COST, TIME, TOKENS, RunCap, RunConfig
 from ava_server.core.errors import BadInput
+from ava_server.run_config.config import RunConfig
+from ava_server.run_config.run_cap import COST, TIME, TOKENS, RunCap
 
 _IN_FORM: Mapping[RunCap, tuple[str, str, float]] = {
     COST: ("max_cost_dollars", "dollars", MICROS_PER_USD),

@@ -19,9 +19,9 @@ from pydantic_core import PydanticCustomError
 
 from ava_server.approval.host_habits import DEEPEST, read_habits
 from ava_server.approval.requests import PlanArgs, RunArgs, SpawnArgs, WholeNumber, sentence_of, show_value
-from ava_server.budget.run_config import IfFails, Source
 from ava_server.core.errors import BadInput
 from ava_server.models.json_text import deeper_than
+from ava_server.run_config.config import IfFails, Source
 
 MOST_STEPS = 200
 MOST_BYTES = 256_000

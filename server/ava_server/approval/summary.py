@@ -21,18 +21,17 @@ from ava_server.approval.plain_text import (
     task_excerpt,
 )
 from ava_server.approval.reach import PATH_CHARS, PATHS, sees_files
-from ava_server.budget.run_config import (
-    OUTLINE_TURNS,
-    Brief,
+from ava_server.core.ids import IN_PROCESS
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import OUTLINE_TURNS, RunConfig
+from ava_server.run_config.parts import (
     Coding,
     EarlierRun,
     Estimate,
     ForeignUse,
     ProjectFileSize,
-    RunConfig,
-    caps_text,
 )
-from ava_server.core.ids import IN_PROCESS
+from ava_server.run_config.run_cap import caps_text
 
 SHOWN_CHARS = 600
 """Characters of a task and of a rationale that the proposal shows; the digest covers all of them."""

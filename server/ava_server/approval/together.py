@@ -16,8 +16,10 @@ from ava_server.approval.plan_summary import separate_reach
 from ava_server.approval.proposals import spawn_fact
 from ava_server.approval.resolve_plan import LONGEST_S, plan_config
 from ava_server.approval.steps import ITEM
-from ava_server.budget.run_config import Brief, RunConfig, StepConfig, digest
 from ava_server.core.ids import AGENT
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import RunConfig, StepConfig
+from ava_server.run_config.digest import digest
 
 STEP_ID_CHARS = 30
 

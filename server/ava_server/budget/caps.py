@@ -17,11 +17,11 @@ from ava_audit.rows import RunRow
 from ava_audit.units import day_of
 from ava_audit.view import Command, Outcome, T, View, loads
 from ava_server.budget.money_line import CapLeft, MoneyCapName, MoneyLine, MoneyWait, NoRoom, Patience
-from ava_server.budget.run_config import config_of
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import IN_PROCESS
 from ava_server.models.base import MoreUsage
 from ava_server.models.prices import COST_PARTS, Price, cost_by, cost_micros, rate_at
+from ava_server.run_config.config import config_of
 
 Purpose = Literal["retries", "plan", "search"]
 """The purpose of a call that is not for the work itself; its whole cost is shown under it."""

@@ -19,7 +19,6 @@ from ava_roles.errors import RolesError, ToolFailed
 from ava_roles.net.search_engines import Engine, SearchResults
 from ava_server.approval.decide import approval_needs
 from ava_server.approval.proposals import agreement
-from ava_server.budget.run_config import spent_text
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.log_access import note_fetched
 from ava_server.cli.service_client import Approvals, SessionTransport, open_session, propose
@@ -31,6 +30,7 @@ from ava_server.core.threads import run_async
 from ava_server.models.http_clients import ClientPool
 from ava_server.models.model_choice import Choice, configured
 from ava_server.render.responses import RunAnswer, SpawnAnswer
+from ava_server.run_config.config import spent_text
 from ava_server.runs.owner.mode import OWN_RUNS
 from ava_server.service.access import Session, ignore_progress
 from ava_server.service.checks import REPORT, CheckFinding, Setup, from_error

@@ -336,8 +336,8 @@ def _plan_time(plan: PlanSum, at_us: int) -> str:
 
 
 def _run_row(plan: PlanSum, run: RunRow, at_us: int) -> TableRow:
-    from ava_server.budget.run_config import spent_text
     from ava_server.render.run_view import elapsed_in
+    from ava_server.run_config.config import spent_text
 
     state = _state_of(plan, run)
     active = format_duration(elapsed_in(run, state, at_us))

@@ -21,7 +21,6 @@ from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve_coding import lacks_model
 from ava_server.approval.run_caps import caps_of
 from ava_server.approval.summary import why_unavailable
-from ava_server.budget.run_config import CAPS, COST, RunCap, limits_for_model
 from ava_server.cli.terminal import one_line, wrapped_lines
 from ava_server.config.credentials import model_settings
 from ava_server.config.keys import read_keys
@@ -30,6 +29,7 @@ from ava_server.config.search_engine import any_search
 from ava_server.config.settings import Settings
 from ava_server.core.ids import model_words
 from ava_server.models.listing import ResolvedModel
+from ava_server.run_config.run_cap import CAPS, COST, RunCap, limits_for_model
 from ava_server.service.checks.roles import tools_on_this_machine
 
 WIDTH = 80

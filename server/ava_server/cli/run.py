@@ -26,7 +26,6 @@ from ava_audit.units import MICROS_PER_CENT
 from ava_roles.errors import RolesError
 from ava_server.approval.decide import PersonAnswer, Shown, approval_needs
 from ava_server.approval.requests import SpawnArgs
-from ava_server.budget.run_config import config_of
 from ava_server.cli import options
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
 from ava_server.cli.approve import ChosenProposals, check_plan_cap, choose, shown_of
@@ -41,6 +40,7 @@ from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing, with_advice
 from ava_server.core.shutdown import prepare_to_run
 from ava_server.core.threads import run_async
+from ava_server.run_config.config import config_of
 
 if TYPE_CHECKING:
     from ava_audit.view import View

@@ -32,7 +32,6 @@ from ava_audit.units import (
 from ava_roles.wrap import BAR, add_bars, clean, one_line
 from ava_server.approval.plan_summary import plan_size
 from ava_server.budget.held import held_words
-from ava_server.budget.run_config import Brief, RunConfig, caps_text, config_of
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
 from ava_server.cli.options import EndedRunId, Json, LastRunId, TokenFile, Url, Utc, absolute_path
@@ -75,6 +74,9 @@ from ava_server.render.turns import (
     turns_of,
     waterfall,
 )
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import RunConfig, config_of
+from ava_server.run_config.run_cap import caps_text
 from ava_server.service.record_requests import COSTS, SOURCE
 
 if TYPE_CHECKING:

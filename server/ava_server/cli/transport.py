@@ -17,12 +17,12 @@ from ava_audit.entries import entry_of_line
 from ava_audit.search import LogQuery
 from ava_roles.wrap import clean
 from ava_server.approval.decide import Decided, PersonAnswer, Shown, tool_call
-from ava_server.budget.run_config import config_of
 from ava_server.cli.remote import Connection
 from ava_server.cli.terminal import Place
 from ava_server.core.commands import advice_there
 from ava_server.core.errors import ConfigError, leaves_of
 from ava_server.render.responses import ConfirmAnswer
+from ava_server.run_config.config import config_of
 from ava_server.service.current import CurrentRuns
 from ava_server.service.decision_requests import WAITING
 from ava_server.service.record_requests import LogLines, Request

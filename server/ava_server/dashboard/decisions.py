@@ -14,7 +14,6 @@ from ava_audit.units import now_us
 from ava_roles.wrap import add_bars
 from ava_server.approval.decide import FoldedScreen, PersonAnswer, Shown
 from ava_server.approval.proposals import Pending
-from ava_server.budget.run_config import spent_text
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.approve import approve_proposals, reject_proposal
 from ava_server.cli.service_client import Approvals, SessionTransport, open_service
@@ -24,6 +23,7 @@ from ava_server.cli.terminal import YES
 from ava_server.config.settings import Settings
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label, state_words
+from ava_server.run_config.config import spent_text
 from ava_server.runs.asking.question_kinds import PendingQuestion
 from ava_server.runs.record.lifecycle import awaited
 from ava_server.service.decision_requests import OUTCOMES

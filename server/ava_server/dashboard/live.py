@@ -12,7 +12,6 @@ from rich.text import Text
 from ava_audit.rows import EXPIRED, WAITING
 from ava_audit.units import format_ts, now_us
 from ava_server.approval.plain_text import quoted
-from ava_server.budget.run_config import config_of
 from ava_server.cli.status_lines import (
     GAP,
     bar,
@@ -33,6 +32,7 @@ from ava_server.cli.status_rows import RunRows
 from ava_server.cli.terminal import can_write, cells, wrapped_lines
 from ava_server.core.ids import label, state_words
 from ava_server.render.run_view import Cap, RunView
+from ava_server.run_config.config import config_of
 from ava_server.service.run_records import ORDER
 
 if TYPE_CHECKING:

@@ -40,7 +40,6 @@ from ava_roles.tools.registry import tool_specs
 from ava_roles.worktree.inspect import TrackedFile, read_commit
 from ava_roles.worktree.repository import UserRepository
 from ava_roles.wrap import list_names
-from ava_server.budget.run_config import Brief, Coding, RunConfig
 from ava_server.core.errors import BadInput, ConfigError, Refused
 from ava_server.core.ids import IN_PROCESS
 from ava_server.evals.case import (
@@ -56,6 +55,9 @@ from ava_server.evals.case import (
     read_bytes,
     write_case,
 )
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import RunConfig
+from ava_server.run_config.parts import Coding
 from ava_server.runs.record.quotes import normalize
 
 F = TypeVar("F", bound=Fact)

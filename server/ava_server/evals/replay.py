@@ -49,7 +49,6 @@ from ava_roles.role import Role, parse_role
 from ava_roles.tool import Tool
 from ava_roles.tools.registry import tool_specs
 from ava_server.budget.caps import SHARED_CAPS, settle_unknown
-from ava_server.budget.run_config import CAPS, RUN_TOOLS, RunConfig
 from ava_server.config.settings import Settings, load_settings
 from ava_server.core.ids import AGENT
 from ava_server.evals.recording import F, Recording
@@ -65,6 +64,8 @@ from ava_server.models.base import AssistantTurn, Request, ToolTurn, Turn, UserT
 from ava_server.models.http_clients import ClientPool
 from ava_server.models.json_text import fields_of
 from ava_server.models.model_choice import Choice
+from ava_server.run_config.config import RUN_TOOLS, RunConfig
+from ava_server.run_config.run_cap import CAPS
 from ava_server.runs.record.claims import Paused
 from ava_server.runs.record.history import History
 from ava_server.runs.record.plan_time import PLAN_TIME_OVER

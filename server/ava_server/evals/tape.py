@@ -38,7 +38,6 @@ from ava_audit.redaction import Redactor, RunRedactor
 from ava_roles.placeholders import InjectedSecret, has_placeholder
 from ava_roles.tool import Tool, ToolContext, ToolOutput, ToolSpec
 from ava_roles.wrap import seen_offsets
-from ava_server.budget.run_config import Coding
 from ava_server.core.errors import ModelError, ModelErrorKind
 from ava_server.evals.recording import Recording
 from ava_server.models.base import (
@@ -56,6 +55,7 @@ from ava_server.models.base import (
 from ava_server.models.offline import LocalStream
 from ava_server.models.prices import Price, cost_micros
 from ava_server.models.wires.wire import tool_use
+from ava_server.run_config.parts import Coding
 from ava_server.runs.coder.coding import CodingWork
 from ava_server.runs.journal.log import RunLog
 from ava_server.runs.record.changes import KeptChanges

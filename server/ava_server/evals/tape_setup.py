@@ -17,10 +17,11 @@ from ava_roles.sandbox.sandbox import Sandbox
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.run import ASK
 from ava_roles.wrap import seen_offsets
-from ava_server.budget.run_config import Brief, RunConfig
 from ava_server.budget.user_limits import DayCaps
 from ava_server.evals.tape import Tape, TapeModel, TapeSearch, TapeSecrets, TapeTool
 from ava_server.models.model_choice import Choice
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import RunConfig
 from ava_server.runs.asking.extension import ExtensionLimits
 from ava_server.runs.asking.questions import Ask
 from ava_server.runs.record.history import History

@@ -53,11 +53,11 @@ from ava_audit.units import day_of, now_us
 from ava_audit.view import View
 from ava_roles.mcp_client.server_tools import server_of
 from ava_roles.sandbox.sandbox import Unavailable
-from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.budget.user_limits import day_cents, installation_scope, user_scope
 from ava_server.delivery import EngineState
 from ava_server.http.limits import error_response, forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App
+from ava_server.run_config.config import RUN_TOOLS
 from ava_server.runs.record.submit import NAME as SUBMIT
 from ava_server.service.engines import WorkerFacts, engine_state, repeats_among, workers_among
 from ava_server.telemetry import provider_of

@@ -21,9 +21,10 @@ from ava_audit.view import View
 from ava_roles.wrap import one_line
 from ava_server.approval.channels import PERSON_CHANNELS, WAYS
 from ava_server.approval.proposals import brief_of, program_of
-from ava_server.budget.run_config import caps_text, is_free
 from ava_server.core.ids import state_words
 from ava_server.render.plan_view import task_words
+from ava_server.run_config.config import is_free
+from ava_server.run_config.run_cap import caps_text
 from ava_server.runs.record.lifecycle import awaited
 
 CHANNELS: Mapping[str, str] = {

@@ -13,8 +13,9 @@ from ava_audit.units import format_usd
 from ava_audit.view import View
 from ava_roles.wrap import clean, one_line
 from ava_server.approval.plain_text import task_excerpt
-from ava_server.budget.run_config import Brief, StepConfig, config_of
 from ava_server.render.state_look import LOOKS, StateLook, look_of
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import StepConfig, config_of
 from ava_server.runs.owner.blockers import blocker_in
 from ava_server.runs.record.plan_moves import StepProgress
 from ava_server.runs.record.plan_state import all_rows, step_progress

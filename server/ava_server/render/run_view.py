@@ -32,12 +32,20 @@ from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import brief_of
 from ava_server.budget.held import held_words
 from ava_server.budget.money_line import awaited_money
-from ava_server.budget.run_config import COST, TIME, TOKENS, TOOL_CALLS, TURNS, caps_text, config_of, spent_text
 from ava_server.core.commands import advice_there
 from ava_server.core.ids import AGENT, label, state_words
 from ava_server.render.plan_view import PlanView, task_words, view_plan
 from ava_server.render.reasons import limit_words
 from ava_server.render.responses import LastTool, RunAnswer, Untrusted
+from ava_server.run_config.config import config_of, spent_text
+from ava_server.run_config.run_cap import (
+    COST,
+    TIME,
+    TOKENS,
+    TOOL_CALLS,
+    TURNS,
+    caps_text,
+)
 from ava_server.runs.asking.pending_questions import OpenQuestions, asked_of
 from ava_server.runs.asking.question_kinds import PendingQuestion
 from ava_server.runs.owner.blockers import blocker_in

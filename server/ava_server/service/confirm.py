@@ -18,10 +18,10 @@ from ava_server.approval.plain_text import normalize_typography
 from ava_server.approval.proposals import MOST_WAITING
 from ava_server.approval.requests import Changes, ConfirmArgs, parse
 from ava_server.approval.start_form import NOT_AGREED, Person, Question, Reply
-from ava_server.budget.run_config import stored_caps
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, new_pairs, parse_id
 from ava_server.render.responses import Answer, ConfirmAnswer, OneDecision, answers_json
+from ava_server.run_config.run_cap import stored_caps
 from ava_server.runs.record.claims import NotResumed, resume_line
 from ava_server.runs.record.lifecycle import is_held
 from ava_server.service.access import Access, Operations, Progress

@@ -31,9 +31,10 @@ from ava_audit.units import cents, iso_utc, micros_from_cents, now_us
 from ava_audit.view import Query, View
 from ava_server.approval.plain_text import task_excerpt
 from ava_server.approval.proposals import brief_of, made_under
-from ava_server.budget.run_config import caps_text, config_of
 from ava_server.config.keys import key_variables
 from ava_server.core.own_program import checked_command, run_program
+from ava_server.run_config.config import config_of
+from ava_server.run_config.run_cap import caps_text
 from ava_server.runs.asking.pending_questions import pending_question
 from ava_server.runs.asking.question_kinds import PendingQuestion
 from ava_server.runs.record.lifecycle import awaited

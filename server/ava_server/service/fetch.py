@@ -21,11 +21,12 @@ from ava_roles.sandbox.git_folders import only
 from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.worktree.snapshot import TravelledBranch, bring_branch, has_commit
 from ava_server.approval.requests import stored_result
-from ava_server.budget.run_config import Coding, StoredFile, config_of
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, Refused
 from ava_server.core.ids import label
 from ava_server.render.responses import RunAnswer
+from ava_server.run_config.config import config_of
+from ava_server.run_config.parts import Coding, StoredFile
 from ava_server.runs.coder.travel import Travel, blob_of
 from ava_server.service.run_records import changes_in
 

@@ -17,10 +17,11 @@ from ava_server.approval.decide import Shown
 from ava_server.approval.decisions import lowered_words
 from ava_server.approval.outcomes import closed_resumption, run_now
 from ava_server.approval.proposals import SpawnLimits, waiting_proposal
-from ava_server.budget.run_config import CAP_OF_FIELD, COST, RunConfig
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label
 from ava_server.core.threads import work_until
+from ava_server.run_config.config import RunConfig
+from ava_server.run_config.run_cap import CAP_OF_FIELD, COST
 from ava_server.runs.asking.pending_questions import closed_question, pending_question
 from ava_server.runs.record.claims import resume_line
 

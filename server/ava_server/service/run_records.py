@@ -20,13 +20,15 @@ from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_roles.wrap import clean, show_controls
 from ava_server.approval.proposals import Pending, SpawnLimits, brief_of, pending_proposal
-from ava_server.budget.run_config import Brief, Coding, config_of
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.render.approvals import DECISIONS, RunDecision, decisions_in
 from ava_server.render.entry_lines import Step, compact, recent_steps
 from ava_server.render.responses import RunAnswer
 from ava_server.render.run_view import Processes, ProcessesNow, RunView, run_answer, state_now, view_run
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import config_of
+from ava_server.run_config.parts import Coding
 from ava_server.runs.asking.pending_questions import OpenQuestions
 from ava_server.service.current import CurrentRuns, current_rows
 

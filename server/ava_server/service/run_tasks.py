@@ -14,10 +14,10 @@ from ava_audit.rows import WAITING, RunRow
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.approval.start_form import Question, Reply
-from ava_server.budget.run_config import config_of
 from ava_server.core.errors import BadInput
 from ava_server.render.responses import Answer, ConfirmAnswer, SpawnAnswer
 from ava_server.render.run_view import RunView, status_line, view_run
+from ava_server.run_config.config import config_of
 from ava_server.runs.record.endings import ABANDONED_US
 from ava_server.service.access import Access, Operations
 from ava_server.service.run_questions import PersonQuestions

@@ -21,9 +21,11 @@ from ava_server.approval.resolve import resolve_run_config
 from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.resolve_plan import KnownWork, ResolvedStep, earlier_of, resolve_plan
 from ava_server.approval.steps import PlannedStep, StepFaults
-from ava_server.budget.run_config import Brief, EarlierRun, ReusedRun, RunConfig, StepConfig, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
 from ava_server.core.ids import label
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import ReusedRun, RunConfig, StepConfig, config_of
+from ava_server.run_config.parts import EarlierRun
 from ava_server.runs.plan.plan import PlanInputs, PlanLog, task_with_names
 from ava_server.runs.record.plan_state import ended_well, result_of, reused_rows
 from ava_server.runs.turn.context import ConfigNotSupported

@@ -21,10 +21,10 @@ from ava_audit.rows import RunRow
 from ava_audit.view import Readable, View
 from ava_roles.errors import FolderReplaced, NotThere, ToolFailed, WorkspaceRefused
 from ava_roles.tool import WEB_SEARCH
-from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import IN_PROCESS, label
 from ava_server.render.result import FindingView, finding_of
+from ava_server.run_config.config import RunConfig, config_of
 from ava_server.runs.record.quotes import Span
 from ava_server.runs.record.sources import ReadSources, ReadText, SourcePassage
 

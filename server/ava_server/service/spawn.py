@@ -35,13 +35,16 @@ from ava_server.approval.resolve import resolve_run_config
 from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.start_form import AnsweredLater
 from ava_server.approval.steps import read_steps
-from ava_server.budget.run_config import COST, RUN_TOOLS, Brief, EarlierRun, RunConfig, config_of
 from ava_server.budget.user_limits import strictest
 from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 from ava_server.core.ids import label, new_pairs
 from ava_server.models.model_choice import OFFLINE, is_configured
 from ava_server.render.entry_lines import named
 from ava_server.render.responses import Answer, Minutes, OneDecision, SpawnAnswer
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import RUN_TOOLS, RunConfig, config_of
+from ava_server.run_config.parts import EarlierRun
+from ava_server.run_config.run_cap import COST
 from ava_server.runs.turn.context import ConfigNotSupported
 from ava_server.service.access import Access, Answerer, Asking, Operations
 from ava_server.service.client_approval import ClientApprovals, not_started_next

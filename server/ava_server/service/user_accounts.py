@@ -19,7 +19,6 @@ from ava_audit.store.store import Store
 from ava_audit.units import cents, day_of, now_us
 from ava_audit.view import View
 from ava_server.budget import user_limits
-from ava_server.budget.run_config import is_free
 from ava_server.config import tokens
 from ava_server.config.changes import change_users, read_users
 from ava_server.config.checks import Place
@@ -28,6 +27,7 @@ from ava_server.config.settings import Settings
 from ava_server.config.sign_in import Passkey, Passkeys
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import BadInput
+from ava_server.run_config.config import is_free
 
 Change = Callable[[str, Mapping[str, Any] | None, Mapping[str, Any] | None], Awaitable[None]]
 """Records a changed setting in the log: its name, and its value before and after."""

@@ -27,12 +27,12 @@ from ava_audit.rows import WAITING, RunRow
 from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_server.budget.caps import SHARED_CAPS
-from ava_server.budget.run_config import config_of
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.core.files import is_own, make_private_folder
 from ava_server.evals.case import SUITE, Case, SuiteFaults, TomlFile, argument_faults, load_cases, read_toml
 from ava_server.models.model_choice import OFFLINE, Choice, ModelSettings, choose
+from ava_server.run_config.config import config_of
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog

@@ -19,8 +19,8 @@ from pydantic_evals.evaluators import EvaluationReason, Evaluator, EvaluatorCont
 
 from ava_audit.rows import RunRow
 from ava_audit.units import US_PER_S
-from ava_server.budget.run_config import config_of
 from ava_server.models.prices import Price
+from ava_server.run_config.config import config_of
 from ava_server.suites.cells import Cell, Round
 
 # -- intervals --------------------------------------------------------------------------------------------------------

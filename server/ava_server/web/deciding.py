@@ -22,9 +22,10 @@ from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.approval.proposals import Pending, agreement, together_line, together_note, waiting_proposal
 from ava_server.approval.start_form import LimitField, limit_fields
 from ava_server.approval.summary import ATTENTION
-from ava_server.budget.run_config import COST, TIME, caps_text, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id, parse_run_id
+from ava_server.run_config.config import config_of
+from ava_server.run_config.run_cap import COST, TIME, caps_text
 from ava_server.runs.asking.pending_questions import is_approval
 from ava_server.service.page_links import page_of
 from ava_server.service.service import Service, decide, refuse_changed

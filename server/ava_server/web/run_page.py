@@ -24,7 +24,6 @@ from ava_audit.units import micros_from_cents, now_us
 from ava_audit.view import View
 from ava_server.approval.decide import Needs
 from ava_server.approval.proposals import brief_of
-from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import Refused
 from ava_server.core.ids import AGENT, parse_number
@@ -32,6 +31,7 @@ from ava_server.render.approvals import decisions_in
 from ava_server.render.responses import RunAnswer
 from ava_server.render.result import UntrustedText, cost_notes, result_of, verdict_words
 from ava_server.render.run_view import RunView, run_answer, view_run
+from ava_server.run_config.config import RunConfig, config_of
 from ava_server.runs.record.costs import Costs, costs_of
 from ava_server.service.run_records import DeliveredFiles, diff_of, run_record, shown_changes
 from ava_server.service.source_view import open_source

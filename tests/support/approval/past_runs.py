@@ -16,8 +16,10 @@ from ava_server.approval.estimates import SIMILAR, with_estimate
 from ava_server.approval.proposals import Pending, pending_proposals
 from ava_server.approval.shown import proposal_message
 from ava_server.approval.summary import DayLeft
-from ava_server.budget.run_config import Brief, Estimate, RunConfig
 from ava_server.models.prices import Price
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import RunConfig
+from ava_server.run_config.parts import Estimate
 from support.runtime import Lab
 
 

@@ -22,8 +22,8 @@ from ava_server.approval.resolve import resolve_run_config
 from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.shown import proposal_message
 from ava_server.approval.summary import DayLeft
-from ava_server.budget.run_config import EarlierRun
 from ava_server.cli.role_screens import trust_lines
+from ava_server.run_config.parts import EarlierRun
 
 NUMBERS = count()
 SAYS = {

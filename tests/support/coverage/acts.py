@@ -16,9 +16,9 @@ from ava_audit.rows import RunRow
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.tools.registry import builtin_tools
-from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.models import http_model
 from ava_server.models.wires.stream import Deadlines
+from ava_server.run_config.config import RUN_TOOLS
 from ava_server.service.access import Session
 from ava_server.service.record import WHEN
 from ava_server.service.service import Service

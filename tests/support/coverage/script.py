@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from ava_roles.tools.registry import builtin_tools, tool_specs
-from ava_server.budget.run_config import RUN_TOOLS
+from ava_server.run_config.config import RUN_TOOLS
 from ava_server.runs.record.submit import NAME as SUBMIT
 from support.hosts.extensions import keep_noting, note
 from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events

@@ -6,8 +6,8 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from ava_server.budget.run_config import RunConfig, Source, StepConfig
 from ava_server.models.prices import Price
+from ava_server.run_config.config import RunConfig, Source, StepConfig
 from ava_server.runs.record.plan_moves import (
     Cancel,
     Change,

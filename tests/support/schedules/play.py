@@ -35,12 +35,13 @@ from ava_server.approval.decisions import Approval, approve, reject
 from ava_server.approval.proposals import Proposal, SpawnLimits, propose
 from ava_server.approval.summary import several_line
 from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve, settle_unknown, settlement_event
-from ava_server.budget.run_config import Brief, RunConfig
 from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.config.settings import Limits
 from ava_server.models.base import Bound, Completion, Request
 from ava_server.models.offline import LocalModel, complete
 from ava_server.models.prices import Price, reserve_micros
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import RunConfig
 from ava_server.runs.asking import extension
 from ava_server.runs.asking.extension import ExtensionLimits, Shortage, extension_request
 from ava_server.runs.asking.pending_questions import asked_of, decide_question

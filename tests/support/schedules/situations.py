@@ -28,9 +28,11 @@ from ava_server.approval.proposals import Proposal, SpawnLimits, propose
 from ava_server.approval.shown import approval_line
 from ava_server.approval.summary import several_line
 from ava_server.budget.caps import CapRequest, reserve, settle_unknown
-from ava_server.budget.run_config import Brief, RunConfig, digest
 from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.config.settings import Limits
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import RunConfig
+from ava_server.run_config.digest import digest
 from ava_server.runs.asking.extension import ExtensionLimits
 from ava_server.runs.asking.pending_questions import asked_of, decide_question
 from ava_server.runs.asking.question_kinds import Decider

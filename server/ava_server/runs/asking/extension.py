@@ -27,9 +27,11 @@ from ava_audit.view import View
 from ava_server.approval.channels import PERSON_CHANNELS
 from ava_server.approval.proposals import brief_of
 from ava_server.budget.caps import CapReached, CapRequest, money_caps
-from ava_server.budget.run_config import CAP_OF_ARGUMENT, TOKENS, RunConfig, config_of, digest
 from ava_server.budget.user_limits import DayCaps, day_caps
 from ava_server.core.ids import new_id
+from ava_server.run_config.config import RunConfig, config_of
+from ava_server.run_config.digest import digest
+from ava_server.run_config.run_cap import CAP_OF_ARGUMENT, TOKENS
 from ava_server.runs.record.claims import Paused
 from ava_server.runs.record.plan_time import plan_time, wait_for_person
 

@@ -33,9 +33,11 @@ from ava_server.approval.start_form import (
     limit_field,
     number_in,
 )
-from ava_server.budget.run_config import CAP_OF_ARGUMENT, RunConfig, config_of, digest
 from ava_server.core.errors import BadInput, with_advice
 from ava_server.core.ids import label
+from ava_server.run_config.config import RunConfig, config_of
+from ava_server.run_config.digest import digest
+from ava_server.run_config.run_cap import CAP_OF_ARGUMENT
 from ava_server.runs.asking.extension import (
     UNITS,
     ExtensionLimits,

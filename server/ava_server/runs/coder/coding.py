@@ -31,8 +31,9 @@ from ava_roles.tool import ToolContext, status_sentence
 from ava_roles.worktree.session import WorktreeSession, publish_leftover, remove_worktree
 from ava_roles.worktree.spec import Branch, Verdict
 from ava_roles.wrap import clean, wrap_tool_output
-from ava_server.budget.run_config import Coding, config_of
 from ava_server.core.prompts import prompts
+from ava_server.run_config.config import config_of
+from ava_server.run_config.parts import Coding
 from ava_server.runs.coder.travel import Travel
 from ava_server.runs.journal.log import RunLog, ms_since
 from ava_server.runs.record.changes import (

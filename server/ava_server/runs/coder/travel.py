@@ -32,10 +32,11 @@ from ava_roles.worktree.snapshot import pack_branch, pack_snapshot, unpack_snaps
 from ava_roles.worktree.spec import Branch, WorktreeSpec
 from ava_server.approval.resolve_coding import worktree_spec
 from ava_server.approval.scope import git_folder_rule
-from ava_server.budget.run_config import RunConfig, StepConfig, StoredFile, config_of
 from ava_server.config.settings import Settings
 from ava_server.core.errors import Refused
 from ava_server.core.files import create_file
+from ava_server.run_config.config import RunConfig, StepConfig, config_of
+from ava_server.run_config.parts import StoredFile
 from ava_server.runs.record.changes import KeptChanges
 
 log = logging.getLogger("ava.travel")

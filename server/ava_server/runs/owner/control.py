@@ -19,7 +19,7 @@ from ava_audit.store.backend import Instances
 from ava_audit.store.store import Store
 from ava_audit.view import Command
 from ava_server.approval.proposals import SpawnLimits, brief_of
-from ava_server.budget.run_config import config_of
+from ava_server.run_config.config import config_of
 from ava_server.runs.record.changes import LATE, KeptChanges
 from ava_server.runs.record.claims import NotResumed, resume
 from ava_server.runs.record.endings import RunFiles, cancel, end_for_owner, end_overdue

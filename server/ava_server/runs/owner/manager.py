@@ -29,7 +29,6 @@ from ava_audit.view import View
 from ava_roles.errors import FolderReplaced
 from ava_server import telemetry
 from ava_server.budget import user_limits
-from ava_server.budget.run_config import config_of
 from ava_server.core.background import WorkerProcesses
 from ava_server.core.ids import AGENT
 from ava_server.core.shortage import find_shortage, shortage_in
@@ -37,6 +36,7 @@ from ava_server.core.threads import each_at_once
 from ava_server.delivery import Delivery, attempt_of, queue_of, queues_for
 from ava_server.delivery.log import LogDelivery, settle_s
 from ava_server.delivery.outbox import Message, Outbox
+from ava_server.run_config.config import config_of
 from ava_server.runs.owner import workers
 from ava_server.runs.owner.activities import ActivityBoard
 from ava_server.runs.owner.blockers import Blocker

@@ -28,11 +28,13 @@ from ava_audit.view import Command, Outcome, View
 from ava_roles.wrap import clean, one_line
 from ava_server.approval.proposals import brief_of, project_of, spawn_fact
 from ava_server.approval.steps import ITEM, replace_references
-from ava_server.budget.run_config import CAP_OF_ENDING, Brief, RunConfig, Source, StepConfig, config_of
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import AGENT
 from ava_server.models.base import Bound
 from ava_server.models.prices import reserve_micros
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import RunConfig, Source, StepConfig, config_of
+from ava_server.run_config.run_cap import CAP_OF_ENDING
 from ava_server.runs.record.plan_moves import (
     Cancel,
     Change,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ava_audit.events import CommandRun, WorkChecked, WorktreeReady
 from ava_roles.wrap import clean
-from ava_server.budget.run_config import Coding, StoredFile
+from ava_server.run_config.parts import Coding, StoredFile
 from ava_server.runs.record.submit import cut
 
 if TYPE_CHECKING:

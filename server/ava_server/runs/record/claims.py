@@ -28,9 +28,9 @@ from ava_server.approval.plain_text import normalize_typography
 from ava_server.approval.proposals import SpawnLimits, brief_of, day_refusal, day_unspent
 from ava_server.approval.shown import approval_line
 from ava_server.budget.caps import in_flight_purpose, settle_unknown
-from ava_server.budget.run_config import config_of
 from ava_server.budget.user_limits import Slots
 from ava_server.core.ids import AGENT, label
+from ava_server.run_config.config import config_of
 from ava_server.runs.record.active_time import active_us_of, seen_after
 from ava_server.runs.record.lifecycle import (
     Cause,

@@ -29,10 +29,11 @@ from ava_audit.units import micros_from_cents
 from ava_roles.errors import RolesError
 from ava_roles.role import parse_role
 from ava_server.approval.channels import WAYS
-from ava_server.budget.run_config import CAPS, COST, TIME, RunConfig, config_of
 from ava_server.config.settings import Configured, limits_of
 from ava_server.models.base import AssistantTurn, ToolTurn, Turn, UserTurn
 from ava_server.models.prices import COST_PARTS, Price, nanos_of, rate_for
+from ava_server.run_config.config import RunConfig, config_of
+from ava_server.run_config.run_cap import CAPS, COST, TIME
 from ava_server.runs.record.history import History, Recipe
 
 _DAYS = ("limits.user_daily_cents", "limits.installation_daily_cents")

@@ -35,7 +35,6 @@ from ava_roles.tools.edits import EDIT_FILE, WRITE_FILE
 from ava_roles.tools.run import READ_SUBAGENT_RESULT
 from ava_roles.wrap import cut_tool_output, wrap_project_file, wrap_tool_output
 from ava_server.budget.caps import Purpose, may_have_cost
-from ava_server.budget.run_config import CAP_OF_FIELD
 from ava_server.models.base import (
     AssistantTurn,
     ReportedUsage,
@@ -48,6 +47,7 @@ from ava_server.models.base import (
 )
 from ava_server.models.text_tool_calls import TextToolCalls, read_printed
 from ava_server.models.wires.wire import tool_use
+from ava_server.run_config.run_cap import CAP_OF_FIELD
 from ava_server.runs.record.invalid_answers import (
     InvalidAnswer,
     InvalidKind,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from ava_audit.events import StepState
-from ava_server.budget.run_config import StepConfig
+from ava_server.run_config.config import StepConfig
 
 PlanEnding = Literal["success", "partial", "error"]
 Room = Literal["now", "later", "never"]

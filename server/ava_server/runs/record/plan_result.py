@@ -7,7 +7,7 @@ from typing import Any
 from ava_audit.rows import RunRow, StepRunRow
 from ava_audit.units import cents
 from ava_audit.view import View
-from ava_server.budget.run_config import StepConfig, config_of
+from ava_server.run_config.config import StepConfig, config_of
 from ava_server.runs.record.plan_moves import StepProgress
 from ava_server.runs.record.plan_state import all_rows, ended_well, result_of, step_progress
 from ava_server.runs.record.result import RunResult

@@ -11,7 +11,8 @@ from ava_audit.rows import StepRunRow
 from ava_audit.view import View
 from ava_server.approval.output_schema import find_mismatch
 from ava_server.approval.requests import stored_result
-from ava_server.budget.run_config import CAP_OF_ENDING, RunConfig, StepConfig
+from ava_server.run_config.config import RunConfig, StepConfig
+from ava_server.run_config.run_cap import CAP_OF_ENDING
 from ava_server.runs.record.plan_moves import StepProgress
 
 

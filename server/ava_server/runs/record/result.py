@@ -14,8 +14,8 @@ from ava_audit.rows import RunRow
 from ava_audit.units import cents
 from ava_roles.tool import WEB_SEARCH
 from ava_roles.wrap import list_names
-from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.models.prices import COST_PARTS, billed_advice
+from ava_server.run_config.config import RunConfig, config_of
 from ava_server.runs.record.changes import KeptChanges, build_changes
 from ava_server.runs.record.quotes import check_quotes
 from ava_server.runs.record.sources import ReadSources

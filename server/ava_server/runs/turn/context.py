@@ -18,11 +18,12 @@ from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.placeholders import InjectedSecret, has_misspelt, has_placeholder, secret_names
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.worktree.session import WorktreeSession
-from ava_server.budget.run_config import RunConfig, SearchCall
 from ava_server.budget.user_limits import DayCaps
 from ava_server.core.errors import AvaError
 from ava_server.models.base import Model
 from ava_server.models.model_choice import search_terms
+from ava_server.run_config.config import RunConfig
+from ava_server.run_config.parts import SearchCall
 from ava_server.runs.asking.extension import ExtensionLimits
 from ava_server.runs.coder.coding import Worktrees
 from ava_server.runs.journal.clock import RunClock

@@ -21,10 +21,12 @@ from ava_roles.tools.run import READ_SKILL
 from ava_server.approval.proposals import project_of
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.summary import list_earlier
-from ava_server.budget.run_config import OUTLINE_TURNS, Brief, RunConfig, limits_for_model
 from ava_server.core.errors import Refused
 from ava_server.models.base import Bound, Model
 from ava_server.models.prices import reserve_micros
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import OUTLINE_TURNS, RunConfig
+from ava_server.run_config.run_cap import limits_for_model
 from ava_server.runs.record.history import History, Recipe
 from ava_server.runs.record.submit import schema as submit_schema
 from ava_server.runs.turn.reservation import GOOD_OUTPUT, WRAP_PROMPT, byte_tokens

@@ -26,9 +26,9 @@ from ava_roles.worktree.repository import UserRepository
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.approval.scope import git_folder_of, git_folder_rule, make_workbench, runs_commands
 from ava_server.budget import user_limits
-from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.data_root import home_folder
 from ava_server.core.ids import IN_PROCESS
+from ava_server.run_config.config import RunConfig, config_of
 from ava_server.runs.coder.coding import Worktrees
 from ava_server.runs.coder.travel import Travel
 from ava_server.runs.turn.context import ConfigNotSupported

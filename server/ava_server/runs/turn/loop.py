@@ -28,10 +28,10 @@ from ava_audit.store.store import Store
 from ava_extras import load
 from ava_roles.tool import status_sentence
 from ava_server import telemetry
-from ava_server.budget.run_config import config_of
 from ava_server.core.shortage import shortage_in
 from ava_server.models.base import Completion
 from ava_server.models.model_choice import OFFLINE, SCRIPTED
+from ava_server.run_config.config import config_of
 from ava_server.runs.asking.extension import in_vain
 from ava_server.runs.asking.question_kinds import activity_when_asked
 from ava_server.runs.coder.coding import CodingWork, fail_unkept

@@ -44,7 +44,6 @@ from ava_server.budget.caps import (
     reserve_in_line,
 )
 from ava_server.budget.money_line import MoneyWait, Patience
-from ava_server.budget.run_config import config_of
 from ava_server.core.errors import ModelError
 from ava_server.core.ids import IN_PROCESS
 from ava_server.models.base import NOT_SENT, Bound, Completion, Delta, Request, ToolUse
@@ -53,6 +52,7 @@ from ava_server.models.model_choice import with_fee
 from ava_server.models.prices import cost_micros, reserve_micros
 from ava_server.models.search_model import read_results, search_request, searches_in
 from ava_server.models.text_tool_calls import with_calls
+from ava_server.run_config.config import config_of
 from ava_server.runs.journal.log import ms_since
 from ava_server.runs.record.claims import Paused
 from ava_server.runs.record.invalid_answers import CUT, REFUSED

@@ -19,8 +19,8 @@ from ava_audit.view import Command, View
 from ava_roles.wrap import list_names
 from ava_server.budget.caps import end_money_wait, money_caps
 from ava_server.budget.money_line import CapLeft, MoneyWait, Patience
-from ava_server.budget.run_config import config_of
 from ava_server.budget.user_limits import DayCaps
+from ava_server.run_config.config import config_of
 from ava_server.runs.record.claims import waits_for_resume
 from ava_server.runs.record.lifecycle import paused
 from ava_server.runs.turn.context import ActiveRun, RunLeft

@@ -21,10 +21,10 @@ from ava_server.budget.caps import (
     reserve_in_line,
 )
 from ava_server.budget.money_line import MoneyWait, Patience
-from ava_server.budget.run_config import config_of
 from ava_server.core.prompts import prompts
 from ava_server.models.base import Bound, Completion, Request
 from ava_server.models.prices import billed_words, reserve_micros
+from ava_server.run_config.config import config_of
 from ava_server.runs.asking.extension import CapExtensions
 from ava_server.runs.journal.log import RunLog
 from ava_server.runs.record.claims import Paused

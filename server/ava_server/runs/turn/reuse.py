@@ -19,7 +19,8 @@ from typing import Any
 
 from ava_audit.events import RunStarted
 from ava_roles.role import parse_role, system_prompt
-from ava_server.budget.run_config import CAPS, RunConfig
+from ava_server.run_config.config import RunConfig
+from ava_server.run_config.run_cap import CAPS
 
 MOST_FILES = 200_000
 """Files of a folder whose state is compared; a larger folder counts as changed."""

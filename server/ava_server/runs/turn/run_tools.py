@@ -48,11 +48,12 @@ from ava_roles.wrap import list_names, wrap_project_file
 from ava_server.approval.requests import stored_result
 from ava_server.approval.scope import no_sandbox
 from ava_server.approval.summary import list_earlier
-from ava_server.budget.run_config import EarlierRun, ForeignUse, RunConfig, SkillUse
 from ava_server.config.secrets import Secret
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id
+from ava_server.run_config.config import RunConfig
+from ava_server.run_config.parts import EarlierRun, ForeignUse, SkillUse
 from ava_server.runs.asking.questions import Ask
 from ava_server.runs.record.history import History
 from ava_server.runs.record.quotes import unwrap_output

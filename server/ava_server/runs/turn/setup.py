@@ -34,7 +34,6 @@ from ava_server.approval.scope import (
     strength,
 )
 from ava_server.budget.caps import measured_ratio
-from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, Brief, RunConfig, config_of
 from ava_server.config.agents import AgentSpec, agent_of
 from ava_server.config.root_key import root_key
 from ava_server.config.search_engine import ApprovedSearch
@@ -45,6 +44,8 @@ from ava_server.models.base import Model
 from ava_server.models.factory import model_of, parameters
 from ava_server.models.model_choice import Choice, choose
 from ava_server.models.search_model import search_model
+from ava_server.run_config.brief import Brief
+from ava_server.run_config.config import NO_COMMANDS, RUN_TOOLS, RunConfig, config_of
 from ava_server.runs.asking.extension import extension_limits
 from ava_server.runs.asking.questions import Ask
 from ava_server.runs.coder.coding import Worktrees

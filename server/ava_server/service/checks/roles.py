@@ -19,7 +19,6 @@ from ava_roles.tools.registry import builtin_tools, specs_of
 from ava_roles.wrap import list_names
 from ava_server.approval.resolve_coding import lacks_model
 from ava_server.approval.scope import usable_here
-from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.config.checks import setting_name
 from ava_server.config.role_folders import places_here
 from ava_server.config.search_engine import without_search
@@ -29,6 +28,7 @@ from ava_server.core.threads import run_async
 from ava_server.models.listing import resolve_models
 from ava_server.models.model_choice import Choice, ProviderSearch, unknown_prices
 from ava_server.models.prices import unknown_price_words
+from ava_server.run_config.config import RUN_TOOLS
 from ava_server.service.checks import CheckFinding, Setup, from_error
 from ava_server.service.checks.models import models_of, search_engine
 
