@@ -14,8 +14,14 @@ from support.terminal import ava
 from ava_audit.events import ToolResult
 from ava_audit.rows import RUNNING, RunRow
 from ava_server.models.prices import FREE_LOCAL
+from ava_server.render.answer_size import (
+    LEAST_ROOM,
+    RESULTS_CHARS,
+    fitting,
+    json_chars,
+    room_for,
+)
 from ava_server.render.host_text import text_of
-from ava_server.render.run_view import LEAST_ROOM, RESULTS_CHARS, fitting, json_chars, room_for
 from ava_server.run_config.config import RunConfig
 from ava_server.runs.record.history import History
 from ava_server.runs.record.result import FOUND, LOOKED_AT, RunResult, build_result

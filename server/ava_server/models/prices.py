@@ -27,6 +27,255 @@ if TYPE_CHECKING:
     from ava_server.models.base import Bound
 
 
+COST_PARTS = ("input", "cache", "output", "thinking", "retries", "plan", "search", "uncosted")
+"""What money was spent on, in the order of display."""
+FROM_SETTINGS = "settings "
+"""How the source of a user's own price begins."""
+OUTPUT_SLACK = 16
+"""Tokens that some providers were seen to write beyond their limit."""
+
+
+class Unpriced(Refused):
+    """Raised when no price is known for a model; the text contains the lines to add."""
+
+
+@dataclass(frozen=True)
+class UserPrice:
+    """A price in the settings, in USD per million tokens; a cache costs as input by default.
+
+    `per_request` is the fee of each call in USD, besides its tokens; None says nothing about one.
+    """
+
+    input: float
+    output: float
+    cache_read: float | None = None
+    cache_write: float | None = None
+    per_request: float | None = None
+
+
+@dataclass(frozen=True)
+class PriceStep:
+    """Prices for prompts of at most `up_to` tokens, in nano-USD per token."""
+
+    up_to: int
+    input: int
+    output: int
+    cache_read: int
+    cache_write: int
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a model's tokens cost, in nano-USD per token."""
+
+    input: int  # fresh input, at the most expensive tier
+    output: int  # output, thinking included, at the most expensive tier
+    cache_read: int  # input read from a cache, at the most expensive tier
+    cache_write: int  # input written to a cache, at the most expensive tier
+    per_request: int = 0  # what a call costs besides its tokens, in nano-USD
+    source: str = ""  # where the price comes from, for people and the log
+    free: bool = False  # nothing is expected to be billed; a cost that a provider reports is booked anyway
+    window: int | None = None  # tokens that prompt and answer may have together, if known
+    steps: tuple[PriceStep, ...] = ()  # cheaper tiers for shorter prompts, shortest first
+
+
+FREE_LOCAL = Price(0, 0, 0, 0, source="free (local)", free=True)
+
+
+def find_price(provider: str, model_id: str, *, base_url: str | None, overrides: Mapping[str, UserPrice]) -> Price:
+    """Return what a model costs. Raises Unpriced if its price is not known.
+
+    `base_url` None is a known provider's own endpoint; `overrides` are the user's, by `provider:id` or by id alone.
+    """
+    name = f"{provider}:{model_id}"
+    for key in (name, model_id):
+        if key in overrides:
+            _check_fee(name, model_id, overrides[key])
+            return _user_price(key, overrides[key])
+    action = own_action(model_id)
+    if model_id.endswith(":free") and action is None:
+        return Price(0, 0, 0, 0, source="free (:free)", free=True)
+    if base_url is not None and is_local(base_url):
+        return FREE_LOCAL
+    price_or_reason = look_up(provider, model_id, base_url=base_url)
+    if isinstance(price_or_reason, Price):
+        return price_or_reason
+    if action is not None:
+        raise Unpriced(_fee_words(name, action))
+    raise Unpriced(
+        f"No price is known for {name} ({price_or_reason}), so its cost cannot be capped. Choose another model, or add "
+        f"{_lines_to_add(name, ' (0 for what costs nothing)')}"
+    )
+
+
+CACHE_WRITE_TIMES = Decimal("1.25")
+"""What a token written to Anthropic's cache for five minutes costs, in tokens of input (platform.claude.com)."""
+
+
+def marked_price(price: Price) -> Price:
+    """Return a price with the real cost of writing to the cache, for requests that mark it, where no table has it."""
+    steps = tuple(replace(step, cache_write=_cache_write(step)) for step in price.steps)
+    return replace(price, cache_write=_cache_write(price), steps=steps)
+
+
+def _cache_write(rates: Price | PriceStep) -> int:
+    if not rates.input or rates.cache_write > rates.input:  # the table has it
+        return rates.cache_write
+    return int((rates.input * CACHE_WRITE_TIMES).to_integral_value(ROUND_CEILING))
+
+
+def _check_fee(name: str, model_id: str, price: UserPrice) -> None:
+    """Raise Unpriced for a user's price that leaves out what the model does by itself."""
+    action = own_action(model_id)
+    if action is None or price.per_request:
+        return
+    is_free = price.per_request is not None and not any((price.input, price.output))
+    if not is_free:
+        raise Unpriced(_fee_words(name, action))
+
+
+def _fee_words(name: str, action: str) -> str:
+    return (
+        f"The cost of {name} cannot be capped by its tokens, because it {action}. Choose another model, or add what "
+        f"that can cost in one call at most, in USD, as per_request, with {_lines_to_add(name)}\nper_request = …"
+    )
+
+
+def _lines_to_add(name: str, more: str = "") -> str:
+    return (
+        f"the provider's prices to config.toml, in USD per million tokens{more}:\n"
+        f"{price_table(name)}\ninput = …\noutput = …"
+    )
+
+
+def price_table(key: str) -> str:
+    return f"[prices.{json.dumps(key, ensure_ascii=False)}]"
+
+
+def unknown_price_words(key: str, near: str) -> str:
+    hint = f"; did you mean {price_table(near)}?" if near else "."
+    return f"{price_table(key)} in config.toml belongs to no known model{hint}"
+
+
+def billed_words(name: str, micros: int) -> str:
+    return f"{name} counts as free, but its endpoint billed {format_usd(micros)}"
+
+
+def billed_advice(name: str, micros: int) -> str:
+    return f"{billed_words(name, micros)}: add {_lines_to_add(name)}"
+
+
+def cost_micros(price: Price, usage: Usage) -> int:
+    return -(-sum(nanos_of(price, usage).values()) // 1000)
+
+
+def reserve_micros(price: Price, bound: Bound) -> int:
+    """Return what a call can cost at most, in micro-USD: its whole prompt at the highest input price for its length."""
+    rate = rate_at(price, bound.prompt_tokens)
+    dearest = max(rate.input, rate.cache_write, rate.cache_read)
+    nanos = bound.prompt_tokens * dearest + (bound.output_tokens + OUTPUT_SLACK) * rate.output
+    return -(-(nanos + price.per_request) // 1000)
+
+
+def cost_by(price: Price, usage: Usage, total: int) -> dict[str, int]:
+    """Split the booked `total` (micro-USD) exactly by kind; a provider may report another amount than the table's."""
+    shares = nanos_of(price, usage)
+    whole = sum(shares.values())
+    if whole == 0:
+        # A reported cost without a known price: nothing says which tokens it was for.
+        return {**dict.fromkeys(shares, 0), "input": total}
+    parts = {name: total * share // whole for name, share in shares.items()}
+    by_remainder = sorted(shares, key=lambda name: total * shares[name] % whole, reverse=True)
+    for name in by_remainder[: total - sum(parts.values())]:
+        parts[name] += 1
+    return parts
+
+
+def nanos(usd_per_million: float | Decimal) -> int:
+    if not isinstance(usd_per_million, Decimal):
+        usd_per_million = Decimal(str(usd_per_million))
+    return int((usd_per_million * 1000).to_integral_value(ROUND_CEILING))
+
+
+def _user_price(key: str, price: UserPrice) -> Price:
+    read = price.input if price.cache_read is None else price.cache_read
+    write = price.input if price.cache_write is None else price.cache_write
+    per_request = nanos(Decimal(str(price.per_request or 0)) * 1_000_000)
+    rates = nanos(price.input), nanos(price.output), nanos(read), nanos(write), per_request
+    return Price(*rates, source=f"{FROM_SETTINGS}{price_table(key)}", free=not any(rates))
+
+
+def rate_for(price: Price, usage: Usage) -> Price | PriceStep:
+    return rate_at(price, usage.prompt_tokens)
+
+
+def rate_at(price: Price, prompt_tokens: int) -> Price | PriceStep:
+    for step in price.steps:
+        if prompt_tokens <= step.up_to:
+            return step
+    return price
+
+
+def nanos_of(price: Price, usage: Usage) -> dict[str, int]:
+    rate = rate_for(price, usage)
+    return {
+        "input": usage.input_tokens * rate.input + price.per_request,
+        "cache": usage.cache_read_tokens * rate.cache_read + usage.cache_write_tokens * rate.cache_write,
+        "output": max(usage.output_tokens - usage.thinking_tokens, 0) * rate.output,
+        "thinking": min(usage.thinking_tokens, usage.output_tokens) * rate.output,
+    }
+
+
+def price_words(price: Price) -> str:
+    if price.free:
+        return price.source or "free"
+    words = f"{format_usd(price.input * 1000)} in and {format_usd(price.output * 1000)} out per million tokens"
+    if price.per_request:
+        words += f", {per_call(price)}"
+    return f"{words} (price: {price.source})"
+
+
+def price_lines(price: Price) -> list[str]:
+    """Return what a model's tokens cost: a line for each price step, the highest first."""
+    if price.free:
+        return ["costs nothing"]
+    highest = _rates_text(price)
+    if price.steps:
+        highest = f"above {price.steps[-1].up_to:,} tokens: {highest}"
+    if price.per_request:
+        highest += f"; {per_call(price)}"
+    return [highest, *(f"up to {step.up_to:,} tokens: {_rates_text(step)}" for step in price.steps)]
+
+
+def usd(nanos: int) -> str:
+    """Return nano-USD per token as USD per million tokens, to the last digit: `0.50`, `0.075`."""
+    return format_usd(nanos * 1000, exact=True).removeprefix("$")
+
+
+def price_json(price: Price) -> dict[str, Any]:
+    """Return a price as plain JSON: its highest step, and the cheaper ones for shorter prompts."""
+    return {
+        **rates_json(price),
+        "per_request": price.per_request / 10**9,
+        "source": price.source,
+        "free": price.free,
+        "steps": [{"up_to": step.up_to, **rates_json(step)} for step in price.steps],
+    }
+
+
+def _rates_text(price: Price | PriceStep) -> str:
+    cache = f"cache read {usd(price.cache_read)}, write {usd(price.cache_write)}"
+    return f"in {usd(price.input)}, out {usd(price.output)}, {cache}"
+
+
+def per_call(price: Price) -> str:
+    return f"{format_usd(-(-price.per_request // 1000), exact=True)} a call"
+
+
+def rates_json(price: Price | PriceStep) -> dict[str, float]:
+    return {name: getattr(price, name) / 1000 for name in ("input", "output", "cache_read", "cache_write")}
+
+
 _ANY_REGION = "regional."
 """What the table's entry for all regions but `global.` begins with."""
 _DATED = re.compile(r"[-@](?:\d{4}-?\d{2}-?\d{2}|latest)")
@@ -240,252 +489,3 @@ def _dearest(candidates: list[_Rates], model: ModelInfo, source: str) -> Price:
 def _highest(rates: Sequence[_TokenRates]) -> _TokenRates:
     fresh, output, read, write = zip(*rates, strict=True)
     return max(fresh), max(output), max(read), max(write)
-
-
-COST_PARTS = ("input", "cache", "output", "thinking", "retries", "plan", "search", "uncosted")
-"""What money was spent on, in the order of display."""
-FROM_SETTINGS = "settings "
-"""How the source of a user's own price begins."""
-OUTPUT_SLACK = 16
-"""Tokens that some providers were seen to write beyond their limit."""
-
-
-class Unpriced(Refused):
-    """Raised when no price is known for a model; the text contains the lines to add."""
-
-
-@dataclass(frozen=True)
-class UserPrice:
-    """A price in the settings, in USD per million tokens; a cache costs as input by default.
-
-    `per_request` is the fee of each call in USD, besides its tokens; None says nothing about one.
-    """
-
-    input: float
-    output: float
-    cache_read: float | None = None
-    cache_write: float | None = None
-    per_request: float | None = None
-
-
-@dataclass(frozen=True)
-class PriceStep:
-    """Prices for prompts of at most `up_to` tokens, in nano-USD per token."""
-
-    up_to: int
-    input: int
-    output: int
-    cache_read: int
-    cache_write: int
-
-
-@dataclass(frozen=True)
-class Price:
-    """What a model's tokens cost, in nano-USD per token."""
-
-    input: int  # fresh input, at the most expensive tier
-    output: int  # output, thinking included, at the most expensive tier
-    cache_read: int  # input read from a cache, at the most expensive tier
-    cache_write: int  # input written to a cache, at the most expensive tier
-    per_request: int = 0  # what a call costs besides its tokens, in nano-USD
-    source: str = ""  # where the price comes from, for people and the log
-    free: bool = False  # nothing is expected to be billed; a cost that a provider reports is booked anyway
-    window: int | None = None  # tokens that prompt and answer may have together, if known
-    steps: tuple[PriceStep, ...] = ()  # cheaper tiers for shorter prompts, shortest first
-
-
-FREE_LOCAL = Price(0, 0, 0, 0, source="free (local)", free=True)
-
-
-CACHE_WRITE_TIMES = Decimal("1.25")
-"""What a token written to Anthropic's cache for five minutes costs, in tokens of input (platform.claude.com)."""
-
-
-def marked_price(price: Price) -> Price:
-    """Return a price with the real cost of writing to the cache, for requests that mark it, where no table has it."""
-    steps = tuple(replace(step, cache_write=_cache_write(step)) for step in price.steps)
-    return replace(price, cache_write=_cache_write(price), steps=steps)
-
-
-def _cache_write(rates: Price | PriceStep) -> int:
-    if not rates.input or rates.cache_write > rates.input:  # the table has it
-        return rates.cache_write
-    return int((rates.input * CACHE_WRITE_TIMES).to_integral_value(ROUND_CEILING))
-
-
-def find_price(provider: str, model_id: str, *, base_url: str | None, overrides: Mapping[str, UserPrice]) -> Price:
-    """Return what a model costs. Raises Unpriced if its price is not known.
-
-    `base_url` None is a known provider's own endpoint; `overrides` are the user's, by `provider:id` or by id alone.
-    """
-    name = f"{provider}:{model_id}"
-    for key in (name, model_id):
-        if key in overrides:
-            _check_fee(name, model_id, overrides[key])
-            return _user_price(key, overrides[key])
-    action = own_action(model_id)
-    if model_id.endswith(":free") and action is None:
-        return Price(0, 0, 0, 0, source="free (:free)", free=True)
-    if base_url is not None and is_local(base_url):
-        return FREE_LOCAL
-    price_or_reason = look_up(provider, model_id, base_url=base_url)
-    if isinstance(price_or_reason, Price):
-        return price_or_reason
-    if action is not None:
-        raise Unpriced(_fee_words(name, action))
-    raise Unpriced(
-        f"No price is known for {name} ({price_or_reason}), so its cost cannot be capped. Choose another model, or add "
-        f"{_lines_to_add(name, ' (0 for what costs nothing)')}"
-    )
-
-
-def _check_fee(name: str, model_id: str, price: UserPrice) -> None:
-    """Raise Unpriced for a user's price that leaves out what the model does by itself."""
-    action = own_action(model_id)
-    if action is None or price.per_request:
-        return
-    is_free = price.per_request is not None and not any((price.input, price.output))
-    if not is_free:
-        raise Unpriced(_fee_words(name, action))
-
-
-def _fee_words(name: str, action: str) -> str:
-    return (
-        f"The cost of {name} cannot be capped by its tokens, because it {action}. Choose another model, or add what "
-        f"that can cost in one call at most, in USD, as per_request, with {_lines_to_add(name)}\nper_request = …"
-    )
-
-
-def _lines_to_add(name: str, more: str = "") -> str:
-    return (
-        f"the provider's prices to config.toml, in USD per million tokens{more}:\n"
-        f"{price_table(name)}\ninput = …\noutput = …"
-    )
-
-
-def price_table(key: str) -> str:
-    return f"[prices.{json.dumps(key, ensure_ascii=False)}]"
-
-
-def unknown_price_words(key: str, near: str) -> str:
-    hint = f"; did you mean {price_table(near)}?" if near else "."
-    return f"{price_table(key)} in config.toml belongs to no known model{hint}"
-
-
-def billed_words(name: str, micros: int) -> str:
-    return f"{name} counts as free, but its endpoint billed {format_usd(micros)}"
-
-
-def billed_advice(name: str, micros: int) -> str:
-    return f"{billed_words(name, micros)}: add {_lines_to_add(name)}"
-
-
-def cost_micros(price: Price, usage: Usage) -> int:
-    return -(-sum(nanos_of(price, usage).values()) // 1000)
-
-
-def reserve_micros(price: Price, bound: Bound) -> int:
-    """Return what a call can cost at most, in micro-USD: its whole prompt at the highest input price for its length."""
-    rate = rate_at(price, bound.prompt_tokens)
-    dearest = max(rate.input, rate.cache_write, rate.cache_read)
-    nanos = bound.prompt_tokens * dearest + (bound.output_tokens + OUTPUT_SLACK) * rate.output
-    return -(-(nanos + price.per_request) // 1000)
-
-
-def cost_by(price: Price, usage: Usage, total: int) -> dict[str, int]:
-    """Split the booked `total` (micro-USD) exactly by kind; a provider may report another amount than the table's."""
-    shares = nanos_of(price, usage)
-    whole = sum(shares.values())
-    if whole == 0:
-        # A reported cost without a known price: nothing says which tokens it was for.
-        return {**dict.fromkeys(shares, 0), "input": total}
-    parts = {name: total * share // whole for name, share in shares.items()}
-    by_remainder = sorted(shares, key=lambda name: total * shares[name] % whole, reverse=True)
-    for name in by_remainder[: total - sum(parts.values())]:
-        parts[name] += 1
-    return parts
-
-
-def nanos(usd_per_million: float | Decimal) -> int:
-    if not isinstance(usd_per_million, Decimal):
-        usd_per_million = Decimal(str(usd_per_million))
-    return int((usd_per_million * 1000).to_integral_value(ROUND_CEILING))
-
-
-def _user_price(key: str, price: UserPrice) -> Price:
-    read = price.input if price.cache_read is None else price.cache_read
-    write = price.input if price.cache_write is None else price.cache_write
-    per_request = nanos(Decimal(str(price.per_request or 0)) * 1_000_000)
-    rates = nanos(price.input), nanos(price.output), nanos(read), nanos(write), per_request
-    return Price(*rates, source=f"{FROM_SETTINGS}{price_table(key)}", free=not any(rates))
-
-
-def rate_for(price: Price, usage: Usage) -> Price | PriceStep:
-    return rate_at(price, usage.prompt_tokens)
-
-
-def rate_at(price: Price, prompt_tokens: int) -> Price | PriceStep:
-    for step in price.steps:
-        if prompt_tokens <= step.up_to:
-            return step
-    return price
-
-
-def nanos_of(price: Price, usage: Usage) -> dict[str, int]:
-    rate = rate_for(price, usage)
-    return {
-        "input": usage.input_tokens * rate.input + price.per_request,
-        "cache": usage.cache_read_tokens * rate.cache_read + usage.cache_write_tokens * rate.cache_write,
-        "output": max(usage.output_tokens - usage.thinking_tokens, 0) * rate.output,
-        "thinking": min(usage.thinking_tokens, usage.output_tokens) * rate.output,
-    }
-
-
-def price_words(price: Price) -> str:
-    if price.free:
-        return price.source or "free"
-    words = f"{format_usd(price.input * 1000)} in and {format_usd(price.output * 1000)} out per million tokens"
-    if price.per_request:
-        words += f", {per_call(price)}"
-    return f"{words} (price: {price.source})"
-
-
-def price_lines(price: Price) -> list[str]:
-    """Return what a model's tokens cost: a line for each price step, the highest first."""
-    if price.free:
-        return ["costs nothing"]
-    highest = _rates_text(price)
-    if price.steps:
-        highest = f"above {price.steps[-1].up_to:,} tokens: {highest}"
-    if price.per_request:
-        highest += f"; {per_call(price)}"
-    return [highest, *(f"up to {step.up_to:,} tokens: {_rates_text(step)}" for step in price.steps)]
-
-
-def usd(nanos: int) -> str:
-    """Return nano-USD per token as USD per million tokens, to the last digit: `0.50`, `0.075`."""
-    return format_usd(nanos * 1000, exact=True).removeprefix("$")
-
-
-def price_json(price: Price) -> dict[str, Any]:
-    """Return a price as plain JSON: its highest step, and the cheaper ones for shorter prompts."""
-    return {
-        **rates_json(price),
-        "per_request": price.per_request / 10**9,
-        "source": price.source,
-        "free": price.free,
-        "steps": [{"up_to": step.up_to, **rates_json(step)} for step in price.steps],
-    }
-
-
-def _rates_text(price: Price | PriceStep) -> str:
-    cache = f"cache read {usd(price.cache_read)}, write {usd(price.cache_write)}"
-    return f"in {usd(price.input)}, out {usd(price.output)}, {cache}"
-
-
-def per_call(price: Price) -> str:
-    return f"{format_usd(-(-price.per_request // 1000), exact=True)} a call"
-
-
-def rates_json(price: Price | PriceStep) -> dict[str, float]:
-    return {name: getattr(price, name) / 1000 for name in ("input", "output", "cache_read", "cache_write")}

@@ -21,6 +21,10 @@ from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, par
 from ava_server.budget.money_line import awaited_money
 from ava_server.core.errors import BadInput, Refused, with_advice
 from ava_server.core.ids import label, parse_id, parse_number
+from ava_server.render.answer_size import (
+    json_chars,
+    room_for,
+)
 from ava_server.render.entry_lines import named
 from ava_server.render.plan_view import without_given
 from ava_server.render.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer, answers_json
@@ -28,8 +32,6 @@ from ava_server.render.run_view import (
     Processes,
     RunView,
     activity_of,
-    json_chars,
-    room_for,
     run_answer,
     shown_state,
     view_run,

@@ -16,9 +16,11 @@ from ava_roles.wrap import escape_result
 from ava_server.approval.requests import LogArgs, parse, show_value
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT, read_span
+from ava_server.render.answer_size import (
+    json_chars,
+)
 from ava_server.render.entry_lines import entry_line, names_of
 from ava_server.render.responses import Answer, LogAnswer
-from ava_server.render.run_view import json_chars
 from ava_server.service.access import Operations
 from ava_server.service.record import CallContext
 
