@@ -120,7 +120,7 @@ def test_the_list_of_skipped_commands_has_no_unused_entry() -> None:
     used = {reason(args) for one in TOLD for args in one.commands}
     assert set(NOT_RUN.values()) <= used
     for why in NOT_RUN.values():
-        (name,) = re.findall(r"tests/\w+/test_\w+\.py", why)[:1]
+        (name,) = re.findall(r"tests/[\w/]+/test_\w+\.py", why)[:1]
         assert (REPOSITORY / name).exists(), f"{why}: there is no {name}"
 
 
@@ -247,28 +247,28 @@ NOT_RUN: Mapping[str, str] = {
     "serve": "serves a host until it goes: tests/system/test_stdio_eras.py, test_http.py",
     "worker": "works until it has been idle for a minute: tests/system/test_background.py",
     "run": "asks a person, and most examples want a language model: tests/system/test_cli_run.py, test_cli_coder.py",
-    "eval run": "asks a person, or wants a language model: tests/server/test_suites.py",
-    "eval compare": "needs two results: tests/server/test_suites.py",
-    "eval replay --role": "needs a changed role, and ends with 1 where it differs: tests/server/test_eval_command.py",
-    "eval replay --model": "ends with 1 where the model differs: tests/server/test_eval_command.py",
+    "eval run": "asks a person, or wants a language model: tests/server/suites/test_eval_run.py",
+    "eval compare": "needs two results: tests/server/suites/test_eval_run.py",
+    "eval replay --role": "needs a changed role, and ends with 1 where it differs: tests/server/cli/test_eval.py",
+    "eval replay --model": "ends with 1 where the model differs: tests/server/cli/test_eval.py",
     "approve": "asks a person at a terminal: tests/system/test_cli_approve.py",
     "reject": "asks a person at a terminal: tests/system/test_cli_approve.py",
     "--url": "a server elsewhere, under a name that is none: tests/system/test_http_approvals.py",
     "init HOST --url": "checks a server elsewhere: tests/system/test_cli_init_url.py",
     "init codex --url": "checks a server elsewhere: tests/system/test_cli_init_url.py",
     "ui": "starts a server and opens a browser: tests/system/test_cli_ui.py",
-    "pin": "asks for a PIN at a terminal: tests/server/test_pin.py",
+    "pin": "asks for a PIN at a terminal: tests/server/config/test_pin.py",
     "passkey add": "asks a person at a terminal: tests/web/test_passkey_commands.py",
     "passkey remove": "asks a person at a terminal: tests/web/test_passkey_commands.py",
     "resume": "needs a run that was interrupted: tests/system/test_cli_resume.py",
     "send": "needs a run that is at work: tests/system/test_cli_steer.py",
-    "fetch": "needs two machines: tests/server/test_travel.py",
-    "erase": "asks a person: tests/server/test_erase.py",
-    "memory remove": "asks a person: tests/server/test_cli_memory.py",
+    "fetch": "needs two machines: tests/server/runs/coder/test_travel.py",
+    "erase": "asks a person: tests/server/service/test_erase.py",
+    "memory remove": "asks a person: tests/server/cli/test_memory.py",
     "roles trust": "asks a person at a terminal: tests/system/test_cli_roles.py",
     "roles add": "asks a person at a terminal: tests/system/test_cli_roles.py",
-    "doctor --online": "asks providers: tests/server/test_doctor_online.py",
-    "logs -f": "goes on until it is stopped: tests/server/test_cli_logs.py",
+    "doctor --online": "asks providers: tests/server/cli/test_doctor_online.py",
+    "logs -f": "goes on until it is stopped: tests/server/cli/test_logs.py",
     "import": "needs an empty log, or a database server: tests/system/test_transfer.py",
     "show --diff": "needs a coder's run: tests/system/test_cli_coder.py",
 }

@@ -36,7 +36,7 @@ SCENARIOS = (
     "required-task-error",
     "mrtr-composition",
 )
-"""All but `status-notifications`, which skips its only check. tests/server/test_tasks.py has notifications."""
+"""All but `status-notifications`, which skips its only check; tests/server/mcp_server/test_tasks.py has those."""
 
 
 pytestmark = [

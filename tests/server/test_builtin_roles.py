@@ -25,7 +25,7 @@ MORE: Mapping[str, Mapping[str, Any]] = {"custom": {"system_prompt": "You compar
 
 @pytest.mark.slow
 @pytest.mark.requirement("S2-01")
-@pytest.mark.parametrize("role", [name for name in BUILT_IN if name != "coder"])  # its work: test_coder.py
+@pytest.mark.parametrize("role", [name for name in BUILT_IN if name != "coder"])  # runs/coder/test_verified_branch.py
 async def test_a_built_in_role_works_with_all_its_tools(tmp_path: Path, role: str) -> None:
     model = WorkingModel("")
     async with open_role_ground(tmp_path, model) as (lab, before):

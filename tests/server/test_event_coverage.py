@@ -174,7 +174,7 @@ def test_nothing_writes_the_values_listed_as_unused() -> None:
 
 
 UNSET = {
-    ("ToolResult", "unread"): "where a tool did not finish: tests/server/test_no_answer.py",
+    ("ToolResult", "unread"): "where a tool did not finish: tests/server/runs/record/test_no_answer.py",
     ("SpawnDecided", "folded"): "where a person left a text folded: tests/system/test_cli_approve.py",
     ("UserMessage", "screen"): "where a person left a text folded: tests/system/test_cli_approve.py",
 }
@@ -184,7 +184,8 @@ UNSET = {
 UNSAID = {
     ("RunResumed", "channel"): {"auto", "http", "browser"},
     ("CancelRequested", "by"): {"system"},
-    ("Asked", "kind"): {"call"},  # takes a server whose tools change something: tests/server/test_origins.py
+    # A call takes a server whose tools change something: tests/server/runs/origins/test_values.py
+    ("Asked", "kind"): {"call"},
     ("Answered", "kind"): {"call"},
     ("Answered", "channel"): {"auto"},
     ("SubagentComplete", "status"): {"superseded", "rejected", "expired"},

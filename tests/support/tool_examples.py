@@ -45,7 +45,7 @@ class ToolExample:
     flags: str  # the flags of its spec that are set, without `default`: all that it can reach or change
     call: Mapping[str, Any]  # arguments with which it succeeds in `tests/server/test_event_coverage.py`
     says: _Calls  # arguments, and the sentence of its activity
-    # How text of others reaches the model through it, by a label, for `tests/server/test_injections.py`.
+    # How text of others reaches the model through it, by a label, for `tests/server/runs/turn/test_injections.py`.
     brings: Mapping[str, Way] | Literal["nothing of others", "tried in its own tests"]
     roles: tuple[str, ...] = ()  # the built-in roles that name it
     # What a built-in role calls it with in `tests/server/test_builtin_roles.py`, and what it must be shown.

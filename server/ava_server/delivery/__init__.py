@@ -5,7 +5,7 @@ claims that run as any other; admission, caps, cancels and the truth about a run
 reference: commits of the log are the messages. The modules of engines are extras, loaded by name (`ava_extras`); the
 core never imports them.
 
-Four rules make every engine safe, also one that is wrong about who lives (`tests/server/test_delivery_rules.py`):
+Four rules make every engine safe, also one that is wrong about who lives (`tests/server/delivery/test_rules.py`):
 
 1. A run's owner renews its lease in the log; a cancel, and that it has lost the run, reach it from there.
 2. A worker shows the engine that it lives, and takes work, only while the log has answered it lately.

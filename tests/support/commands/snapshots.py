@@ -16,7 +16,7 @@ from support.model_server import Gate, Say
 from support.repository import REPOSITORY
 from support.runtime import PRICED, USER, Lab, hand_over, open_lab, wait_for
 
-SNAPSHOTS = REPOSITORY / "tests" / "server" / "snapshots"
+SNAPSHOTS = REPOSITORY / "tests" / "server" / "dashboard" / "snapshots"
 ONE_AT_ONCE = "[limits]\nrunning_per_user = 1\n" + PRICED
 LONG = "Go on and on, reading the notes in the folder again and again until somebody releases the answer that is held"
 READS = ("read_file", {"path": "notes.md"})

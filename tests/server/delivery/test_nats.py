@@ -16,6 +16,7 @@ import pytest
 import yaml
 from support.engines.bodies import Worker, instant_worker
 from support.network.certificates import issue
+from support.repository import REPOSITORY
 from support.stdio import until
 
 pytest.importorskip("nats", reason="the client is not installed")
@@ -30,7 +31,7 @@ from ava_server.delivery.nats import NatsDelivery
 
 pytestmark = pytest.mark.skipif(why_missing() is not None, reason=str(why_missing()))
 LEASE_S = 0.8
-KEDA = Path(__file__).parents[2] / "docs" / "deploy" / "kubernetes" / "keda.example.yaml"
+KEDA = REPOSITORY / "docs" / "deploy" / "kubernetes" / "keda.example.yaml"
 
 
 @pytest.fixture

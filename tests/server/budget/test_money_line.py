@@ -17,6 +17,7 @@ from support.budget import waits
 from support.commands.dashboard import look, run_detail
 from support.databases import POSTGRES
 from support.model_server import Fail, Gate, run_model_server
+from support.repository import REPOSITORY
 from support.runs import faults
 from support.runtime import open_lab, wait_for
 from support.schedules.money import play_schedules
@@ -267,7 +268,7 @@ async def test_an_approval_says_which_paused_run_holds_what_it_waits_for(tmp_pat
 
 @pytest.mark.slow
 def test_eight_runs_side_by_side_spend_what_the_day_has() -> None:
-    program = Path(__file__).parents[2] / "benchmarks" / "starvation.py"
+    program = REPOSITORY / "benchmarks" / "starvation.py"
     command = [sys.executable, str(program), "--at-once", "3", "8"]
     out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
     three, eight = [json.loads(line) for line in out.splitlines()[1:]]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import anyio.lowlevel
 import pytest
+from support.repository import REPOSITORY
 from support.runtime import hand_over, open_lab
 
 from ava_audit.events import RunStarted
@@ -15,7 +16,7 @@ from ava_roles.role import COMMON_TOOLS, RESEARCH_TOOLS
 from ava_server.approval.requests import SpawnArgs
 from ava_server.config.role_folders import RolePlaces, change_trusted
 
-AGENTS = Path(__file__).parent.parent / "data" / "claude_agents"
+AGENTS = REPOSITORY / "tests" / "data" / "claude_agents"
 FILES = {path.relative_to(AGENTS).as_posix(): path for path in sorted(AGENTS.rglob("*.md"))}
 MEANT = {
     "code-reviewer": ("balanced", {"find_files", "search_codebase", "read_file", "read_webpages", "web_search"}, 20),

@@ -290,7 +290,7 @@ CASES = [
     Case("cancel what is not", "cancel_subagent", {"pending_id": "P-00000000"}, ("P-00000000", "check_subagent")),
 ]  # fmt: skip
 """An id that is another user's is answered like one that there is not, but for the id: so nobody can try out which ids
-there are (test_approval.py)."""
+there are (tests/server/approval/test_decisions.py)."""
 
 
 @dataclass

@@ -16,6 +16,7 @@ import anyio
 import pytest
 from support.hosts.extensions import CAP, keep_noting
 from support.model_server import Gate, Say
+from support.repository import REPOSITORY
 from support.runtime import PRICED, Lab, hand_over, open_lab, wait_for
 
 from ava_audit.errors import AuditError
@@ -28,10 +29,12 @@ from ava_server.runs.asking.pending_questions import pending_question
 from ava_server.service.access import Session
 from ava_server.service.service import Service, decide
 
-TESTS = Path(__file__).parents[1]
-LATE = "server/test_late_decisions.py::test_a_late_answer_is_told_what_was_decided"
-GONE = "server/test_late_decisions.py::test_an_answer_after_the_data_root_is_gone_is_refused_and_decides_nothing"
-ELSEWHERE = "server/test_decided_elsewhere.py::"
+TESTS = REPOSITORY / "tests"
+LATE = "server/service/test_late_decisions.py::test_a_late_answer_is_told_what_was_decided"
+GONE = (
+    "server/service/test_late_decisions.py::test_an_answer_after_the_data_root_is_gone_is_refused_and_decides_nothing"
+)
+ELSEWHERE = "server/service/test_decided_elsewhere.py::"
 TERMINALS = "system/test_decided_elsewhere.py::"
 
 
@@ -249,20 +252,20 @@ SHOWN_BY: Sequence[tuple[str, str, str, str]] = (
         "form",
         "resume",
         "*",
-        "server/test_resume_decided.py::test_a_question_whether_to_resume_goes_on_with_what_was_decided_elsewhere",
+        "server/runs/owner/test_resume_decided.py::test_a_question_whether_to_resume_goes_on_with_what_was_decided_elsewhere",
     ),
     ("page", "resume", "*", "web/test_run_forms.py::test_an_interrupted_run_is_resumed_as_it_was_shown"),
     (
         "dashboard",
         "start",
         "approved|rejected",
-        "server/test_dashboard_decisions.py::test_a_question_whose_proposal_is_decided_elsewhere_withdraws_itself",
+        "server/dashboard/test_decisions.py::test_a_question_whose_proposal_is_decided_elsewhere_withdraws_itself",
     ),
     (
         "dashboard",
         "answer",
         "answered otherwise",
-        "server/test_dashboard_decisions.py::test_an_answer_to_a_question_that_is_gone_is_refused_and_stays_typed",
+        "server/dashboard/test_decisions.py::test_an_answer_to_a_question_that_is_gone_is_refused_and_stays_typed",
     ),
     (
         "ava run|suite",

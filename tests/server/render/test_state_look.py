@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 from importlib import resources
-from pathlib import Path
 
 import pytest
+from support.repository import REPOSITORY
 
 from ava_audit.events import ENDINGS
 from ava_audit.rows import ASKING, EXPIRED, HELD, INTERRUPTED, QUEUED, RUNNING, WAITING
 from ava_server.render.state_look import LOOKS, STYLES, look_of
 from ava_server.render.words import WORDS
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 STATES = {RUNNING, QUEUED, WAITING, *ASKING, HELD, INTERRUPTED, EXPIRED, *ENDINGS}
 
 

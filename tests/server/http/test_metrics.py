@@ -10,6 +10,7 @@ import anyio
 import pytest
 from support.engines.memory import MemoryEngine
 from support.model_server import Fail, Gate, Say, Script
+from support.repository import REPOSITORY
 from support.runs.metrics import finish_run, open_scraper, sample_value
 from support.runtime import PRICED, hand_over, open_lab, wait_for
 
@@ -17,7 +18,7 @@ from ava_audit.events import Activity, Event, SessionStart
 from ava_server.http.metrics import MOST_MODELS, labels_of_first, render, tool_label
 from ava_server.telemetry import provider_of
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
+PAGE = REPOSITORY / "docs" / "reference" / "metrics.md"
 
 
 MODEL = "custom:test"
