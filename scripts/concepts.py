@@ -33,9 +33,9 @@ HERE = Path(__file__).resolve().parent.parent
 SOURCES = ("audit", "roles", "server")
 SUBJECTS = {
     "users and scopes": (r"\busers?\b|user_id|\bscopes?\b", r"users?|scope|access|tokens"),
-    "browser and links": (r"browser|\blinks?\b|_link\b|link_", r"web/|pages|sign_in|browser"),
-    "questions": (r"question|extension", r"question|extension|elicitation"),
-    "groups": (r"\bgroups?\b|group_|_group\b", r"group"),
+    "browser and links": (r"browser|\blinks?\b|_link\b|link_", r"web/|pages?|cli/ui|sign_in|browser"),
+    "questions": (r"question|extension", r"question|extension|elicitation|asking/"),
+    "plans": (r"\bplans?\b|plan_|_plan\b", r"plan|steps|together"),
     "Postgres": (
         r"postgres|database_url|one_of_many|other machine|another machine|several servers",
         r"postgres|store/",

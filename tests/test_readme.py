@@ -172,6 +172,9 @@ def test_the_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
     for data in (
         "ava_server/_docs/index.md",
         "ava_server/models/tiers.toml",
+        "ava_server/runs/coder/coding.toml",
+        "ava_server/runs/record/invalid_answers.toml",
+        "ava_server/runs/turn/outline.toml",
         "ava_server/web/static/htmx.LICENSE",
         "ava_server/web/static/htmx.min.js",
         "ava_server/web/templates/frame.html",

@@ -269,7 +269,7 @@ def _decided(state: State, header: Header, fact: SpawnDecided) -> None:
         raise Contradiction(f"{fact.pending_id} was approved, and there is no such proposal")
     run.state = QUEUED
     run.queued_us = header.ts_us
-    if fact.step is not None:  # development versions wrote a `group_id` without a plan: such a run counts by itself
+    if fact.step is not None:  # development versions wrote a `group_id` without a plan: such a run counts on its own
         run.plan_id, run.step = fact.group_id, fact.step
         if state.runs.get(fact.group_id) is None:
             raise Contradiction(f"{run.id} was approved as a step of {fact.group_id}, and there is no such plan")

@@ -45,7 +45,7 @@ async def test_agent_repeats_what_waited(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 async def started_together(lab: Lab, cents: int) -> list[str]:
-    """Start two runs as a group with a cap: neither waits for the other before it starts."""
+    """Start two runs together with a cap: neither waits for the other before it starts."""
     proposals = [await lab.propose(**agent_run(max_cost_cents=50)) for _run in range(2)]
     answer = await lab.approve(*proposals, group_max_cost_cents=cents)
     given = [*answer.approval_lines]

@@ -15,7 +15,18 @@ from ava_audit.events import AgentRequest
 from ava_audit.redaction import Redactor
 from ava_server.agents.bodies import Bodies
 from ava_server.agents.command import API_TYPES, PACKAGES
-from ava_server.agents.forms import FORMS, MOST_TAKEN, Choice, Content, Fields, Kinds, Leaf, Listed, Part, Shape
+from ava_server.agents.forms import (
+    FORMS,
+    MOST_TAKEN,
+    Content,
+    Fields,
+    FormChoice,
+    GooglePart,
+    Kinds,
+    Leaf,
+    Listed,
+    Shape,
+)
 from ava_server.agents.seam import AgentCall, CallRefused
 from ava_server.agents.work import answered_models
 from ava_server.config.agents import agents_of
@@ -269,13 +280,13 @@ def test_new_names_of_one_request_are_bounded() -> None:
 
 def shapes(shape: Shape) -> list[Shape]:
     match shape:
-        case Fields(known) | Kinds(known) | Part(known):
+        case Fields(known) | Kinds(known) | GooglePart(known):
             inner = list(known.values())
         case Listed(of):
             inner = [of]
         case Content(parts):
             inner = [parts]
-        case Choice(words, objects):
+        case FormChoice(words, objects):
             inner = [words, objects]
         case _:
             inner = []

@@ -8,8 +8,8 @@ from pathlib import Path
 from support.agents.calls_in_flight import (
     ALL_CAP,
     DAYS,
-    GROUP,
-    GROUP_CAP,
+    PLAN,
+    PLAN_CAP,
     USER_CAP,
     AgentRun,
     end_all,
@@ -31,12 +31,12 @@ async def test_no_schedule_of_simultaneous_calls_spends_past_a_cap(tmp_path: Pat
     """A thousand schedules with all tests, a few of them in the gate; each ends with nothing held."""
     for seed in sample(range(1_000), 6):
         chance = random.Random(seed)
-        runs = [AgentRun("S-000001", "ann", GROUP), AgentRun("S-000002", "ann", GROUP), AgentRun("S-000003", "ann")]
+        runs = [AgentRun("S-000001", "ann", PLAN), AgentRun("S-000002", "ann", PLAN), AgentRun("S-000003", "ann")]
         runs.append(AgentRun("S-000004", "bob"))
         root = tmp_path / str(seed)
         root.mkdir()
         async with Store.open(root) as store:
-            await write_events(store, *plan_events(GROUP, GROUP_CAP), *(event for run in runs for event in run.begun()))
+            await write_events(store, *plan_events(PLAN, PLAN_CAP), *(event for run in runs for event in run.begun()))
             await write_events(store, *(run.claim() for run in runs))
             beyond = sum((await play_schedule(store, runs, chance)).values())
             days = await store.do(end_all(runs))
@@ -49,10 +49,10 @@ async def test_no_schedule_of_simultaneous_calls_spends_past_a_cap(tmp_path: Pat
                     (user_scope("bob", day), USER_CAP),
                 )
             }
-            sums = await store.read(lambda view, caps=caps: {scope: view.bucket(scope) for scope in (*caps, GROUP)})  # type: ignore[misc]
+            sums = await store.read(lambda view, caps=caps: {scope: view.bucket(scope) for scope in (*caps, PLAN)})  # type: ignore[misc]
             for scope, bucket in sums.items():
                 assert bucket.held_micros == 0, (seed, scope)
-                assert bucket.spent_micros <= caps.get(scope, GROUP_CAP) + beyond, (seed, scope)
+                assert bucket.spent_micros <= caps.get(scope, PLAN_CAP) + beyond, (seed, scope)
             for run in runs:
                 over = await store.read(lambda view, run=run: (row_of(view, run), view.bucket(run.run_id)))  # type: ignore[misc]
                 assert (over[0].in_flight, over[0].wrap_micros, over[1].held_micros) == (None, 0, 0), seed

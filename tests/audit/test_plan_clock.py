@@ -46,9 +46,9 @@ class Log:
         self.add(at_s, run_id, RunEnded(status="success", stop_reason="done"))
 
     def passed_s(self, at_s: int) -> float:
-        group = self.state.plans.get(PLAN)
-        assert group is not None
-        return group.passed_us(at_s * S) / S
+        clock = self.state.plans.get(PLAN)
+        assert clock is not None
+        return clock.passed_us(at_s * S) / S
 
 
 def test_the_time_begins_with_the_first_run() -> None:

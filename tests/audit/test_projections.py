@@ -160,13 +160,13 @@ async def test_resuming_fences_out_the_previous_owner_and_queues_the_run(tmp_pat
     assert run.queued_us == before.queued_us, "it is no further spawn of the hour"
 
 
-async def test_the_clock_of_a_group_starts_with_its_first_run(tmp_path: Path) -> None:
+async def test_the_clock_of_a_plan_starts_with_its_first_run(tmp_path: Path) -> None:
     one, two = Life("S-aaaaaa"), Life("S-bbbbbb")
     async with Store.open(tmp_path) as log:
         begun = [*plan_events("G-1", 500), one.proposal(), two.proposal(), one.approval("G-1"), two.approval("G-1")]
         await write_each(log, begun)
-        group = await log.read(lambda view: view.plan_caps("G-1"))
-        assert group is not None and (group.cap_micros, group.started_us) == (500, None)
+        caps = await log.read(lambda view: view.plan_caps("G-1"))
+        assert caps is not None and (caps.cap_micros, caps.started_us) == (500, None)
         await write(log, one.claim())
         first = await log.read(lambda view: view.plan_caps("G-1"))
         await write(log, two.claim())

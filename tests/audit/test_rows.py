@@ -117,7 +117,7 @@ async def test_runs_of_one_transaction_keep_their_proposal_order(tmp_path: Path,
     async with open_store(tmp_path) as log:
         await write(log, *plan_events("G-1"))
         await write(log, *(event for life in lives for event in (life.proposal(), life.approval("G-1"))))
-        group = await log.read(lambda view: [run.id for run in view.plan_runs("G-1")])
+        of_plan = await log.read(lambda view: [run.id for run in view.plan_runs("G-1")])
         place = "rowid" if database == "sqlite" else "ctid"
         stored = await log.read(lambda view: [row[0] for row in view.select(f"SELECT id FROM runs ORDER BY {place}")])
-    assert group == wanted and stored == ["G-1", *wanted]
+    assert of_plan == wanted and stored == ["G-1", *wanted]

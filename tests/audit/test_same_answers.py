@@ -83,7 +83,7 @@ QUERIES: dict[str, Callable[[View], object]] = {
     "changed": lambda view: sorted(view.changed_after(3, ("RunEnded", "RunClaimed"))),
     "unfetched": lambda view: view.unfetched("ben"),
     "proposal": lambda view: view.proposal("P-aaaaaa00"),
-    "group": lambda view: (view.plan_caps("G-1"), view.plan_runs("G-1")),
+    "plan": lambda view: (view.plan_caps("G-1"), view.plan_runs("G-1")),
     "bucket": lambda view: view.bucket("run:S-aaaaaa"),
     "approved": lambda view: view.approved_over("host_call", "ben", 0),
     "task id": lambda view: view.with_task_id("ben", "task"),

@@ -88,8 +88,8 @@ def works(request: dict[str, Any]) -> Step:
 
 
 def polls(host: Headless, wait_seconds: float) -> Rule:
-    """Have the person approve all of them in another window, then ask for news of the group until it has ended."""
-    group: dict[str, Any] = {}
+    """Have the person approve all of them in another window, then ask for news of their plan until it has ended."""
+    plan: dict[str, Any] = {}
 
     def rule(turn: Turn) -> Step | None:
         for answer in turn.answers:
@@ -97,10 +97,10 @@ def polls(host: Headless, wait_seconds: float) -> Rule:
                 host.approve(*(each["pending_id"] for each in answer["decisions"]))
                 return call("check_subagent")
             if runs := answer.get("runs"):
-                group.setdefault("group_id", next(run["group_id"] for run in runs))
+                plan.setdefault("group_id", next(run["group_id"] for run in runs))
                 if len(runs) == len(SECONDS) and all("untrusted_result" in run for run in runs):
                     return Say("All is there.")
-                return call("check_subagent", **group, wait_seconds=wait_seconds)
+                return call("check_subagent", **plan, wait_seconds=wait_seconds)
         return None
 
     return rule

@@ -83,17 +83,17 @@ class Schedule(Processes):
     @rule(
         user=st.sampled_from(USERS),
         sizes=st.lists(st.tuples(st.integers(1_000, 9_000), st.integers(1_000, 5_000)), min_size=1, max_size=3),
-        group_share=st.sampled_from([None, 1.0, 0.6, 0.3]),
+        plan_share=st.sampled_from([None, 1.0, 0.6, 0.3]),
         by=PICK,
     )
-    def runs_are_started(self, user: str, sizes: list[tuple[int, int]], group_share: float | None, by: int) -> None:
+    def runs_are_started(self, user: str, sizes: list[tuple[int, int]], plan_share: float | None, by: int) -> None:
         """From the proposals to the claims, as it goes when nothing comes between."""
         for cap, max_tokens in sizes:
             self.proposes(user, cap, max_tokens)
             self.check()
         runs = self.waiting_of(user, len(sizes))
         if runs:
-            self.approves(runs, group_share)
+            self.approves(runs, plan_share)
             self.check()
         for number, run in enumerate(run for run in runs if run.state == "queued"):
             self.claims(run, self.living()[(by + number) % len(self.living())])
@@ -108,15 +108,15 @@ class Schedule(Processes):
     @rule(
         number=PICK,
         count=st.integers(1, 3),
-        group_share=st.sampled_from([None, 1.0, 0.5, 0.2, 1.5]),
+        plan_share=st.sampled_from([None, 1.0, 0.5, 0.2, 1.5]),
         lowered=st.sampled_from([None, 0.5, 2.0]),
         right=st.sampled_from([True, True, True, False]),
     )
     def runs_are_approved(
-        self, number: int, count: int, group_share: float | None, lowered: float | None, right: bool
+        self, number: int, count: int, plan_share: float | None, lowered: float | None, right: bool
     ) -> None:
         runs = self.waiting_of(self.pick(number, "awaiting_approval").user, count)
-        self.approves(runs, group_share, lowered=lowered, right=right)
+        self.approves(runs, plan_share, lowered=lowered, right=right)
 
     @precondition(lambda self: self.has("queued", "running"))
     @rule(number=PICK, by=PICK, looked=st.sampled_from([True, True, True, False]))

@@ -126,7 +126,7 @@ class Lab:
         return answer
 
     async def approve(self, *proposals: Any, last: str | None = None, **more: Any) -> Any:
-        """Approve proposals by the call of a host, with their lines and `last` for the group's."""
+        """Approve proposals by the call of a host, with their lines and `last` for the plan's."""
         lines = [proposal.approval_line for proposal in proposals] + ([last] if last else [])
         ids = [proposal.pending_id for proposal in proposals]
         return await self.call("confirm_spawn", pending_ids=ids, approving=lines, **more)

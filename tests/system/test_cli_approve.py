@@ -155,7 +155,7 @@ async def test_says_when_no_proposal_is_waiting(tmp_path: Path) -> None:
             assert at.typed(command) == (0, f"Data root: {at.root}\nNothing waits for approval.\n")
 
 
-async def test_two_ids_form_one_group_under_one_limit(tmp_path: Path) -> None:
+async def test_two_ids_form_one_plan_under_one_limit(tmp_path: Path) -> None:
     async with open_terminal_server(tmp_path) as at:
         pair = [await at.propose(f"task {number}") for number in range(2)]
         ids = [each["pending_id"] for each in pair]
@@ -190,7 +190,7 @@ async def test_two_ids_form_one_group_under_one_limit(tmp_path: Path) -> None:
         (["P-00000000"], [], 2, "P-00000000"),
     ],
 )
-async def test_an_invalid_group_starts_none_of_its_runs(
+async def test_an_invalid_plan_starts_none_of_its_runs(
     tmp_path: Path, more: list[str], answers: list[tuple[str, str]], code: int, says: str
 ) -> None:
     async with open_terminal_server(tmp_path) as at:

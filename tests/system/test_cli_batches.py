@@ -237,7 +237,7 @@ def test_a_limit_for_several_is_not_lost_when_only_one_is_chosen(tmp_path: Path)
 
 
 @pytest.mark.parametrize("answer", ["n", "", "yes please", "\x03"])
-def test_anything_but_yes_starts_none_of_a_group(tmp_path: Path, answer: str) -> None:
+def test_anything_but_yes_starts_none_of_a_plan(tmp_path: Path, answer: str) -> None:
     with group(tmp_path) as (root, screen):
         screen.type(answer if answer == "\x03" else f"{answer}\n")
         assert screen.ended() == 10, screen.text

@@ -42,7 +42,7 @@ def decided(root: Path) -> list[dict[str, Any]]:
     return [json.loads(line)["content"] for line in lines]
 
 
-def test_asks_once_about_several_runs_and_starts_them_as_a_group(root: Path, workspace: Path) -> None:
+def test_asks_once_about_several_runs_and_starts_them_as_a_plan(root: Path, workspace: Path) -> None:
     gate = Gate()
 
     def script(request: dict[str, Any]) -> Say:

@@ -180,7 +180,7 @@ async def test_the_report_of_approvals_is_the_same_there_and_here(tmp_path: Path
         assert (by["user"], by["kind"], by["channel"]) == ("ana", "host", "host_call") and by["token"]
 
 
-async def test_a_group_is_named_by_its_id_and_only_for_its_user(tmp_path: Path) -> None:
+async def test_a_plan_is_named_by_its_id_and_only_for_its_user(tmp_path: Path) -> None:
     async with shared(tmp_path) as there:
         asked = {"role": "custom", "system_prompt": "x", "task": "one of two"}
         both = [read_answer(await there.ana.call_tool("spawn_subagent", asked))[0] for _each in range(2)]

@@ -90,7 +90,7 @@ async def test_cancel_ends_runs_and_proposals_itself_when_no_server_is_left(root
     assert_intact(root)
 
 
-async def test_cancel_and_wait_accept_a_group_id(root: Path, workspace: Path) -> None:
+async def test_cancel_and_wait_accept_a_plan_id(root: Path, workspace: Path) -> None:
     def script(_request: dict[str, Any]) -> Step:
         return Say("x", gate=Gate())
 

@@ -200,7 +200,7 @@ async def log(root: Path, patch: pytest.MonkeyPatch) -> None:
             await past.write_run(store, BookedLife("S-0a0a0a", user=own_user(), role="coder"), START_S)
             await past.at(store, START_S + 50, *plan_events("G-4e1b2c3", user=own_user()))
             await past.write_run(
-                store, BookedLife("S-0b0b0b", user=own_user(), group="G-4e1b2c3"), START_S + 60, ending=None
+                store, BookedLife("S-0b0b0b", user=own_user(), plan="G-4e1b2c3"), START_S + 60, ending=None
             )
             waiting = BookedLife("S-0c0c0c", user=own_user()).proposal(role="custom")
             fact = waiting.fact.model_copy(update={"expires_us": 2**52})

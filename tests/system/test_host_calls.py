@@ -95,7 +95,7 @@ async def test_tools_can_be_called_before_they_are_listed(root: Path, workspace:
 
 
 @BOTH_FORMS
-async def test_each_host_can_approve_two_subagents_as_one_group_from_what_it_shows(
+async def test_each_host_can_approve_two_subagents_as_one_plan_from_what_it_shows(
     root: Path, workspace: Path, profile: Profile
 ) -> None:
     with run_model_server(lambda _request: DONE) as models:

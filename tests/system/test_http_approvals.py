@@ -153,7 +153,7 @@ async def test_a_question_that_was_decided_elsewhere_withdraws_itself_and_says_w
         assert code == 10 and f"{pending} was rejected already, over HTTP at" in text, text
 
 
-async def test_a_remote_person_sees_the_same_screen_and_starts_several_runs_as_a_group(tmp_path: Path) -> None:
+async def test_a_remote_person_sees_the_same_screen_and_starts_several_runs_as_a_plan(tmp_path: Path) -> None:
     async with open_distant_person(tmp_path / "data") as there:
         one, other = await there.propose("What does it cost?"), await there.propose("And the other?")
         ids = [one["pending_id"], other["subagent_id"]]

@@ -146,7 +146,7 @@ def test_several_are_approved_as_one_plan_with_a_lower_cap(here: There, visitor:
     assert plan.content["config"]["max_cost_micros"] == 1_500_000
 
 
-def test_a_group_with_one_that_no_longer_waits_starts_none(here: There, visitor: Visitor) -> None:
+def test_a_plan_with_one_that_no_longer_waits_starts_none(here: There, visitor: Visitor) -> None:
     proposed = [here.host.propose(task=f"What does {name} cost?") for name in ("d", "e")]
     fields = [pair for pair in visitor.fields(together(proposed)) if pair[0] != "decision"]
     here.host.tool("confirm_spawn", pending_ids=[proposed[0]["pending_id"]], decision="reject")
@@ -155,7 +155,7 @@ def test_a_group_with_one_that_no_longer_waits_starts_none(here: There, visitor:
     assert visitor.decide(proposed[1]["pending_id"], "reject").status_code == 303
 
 
-def test_a_group_can_be_rejected(here: There, visitor: Visitor) -> None:
+def test_a_plan_can_be_rejected(here: There, visitor: Visitor) -> None:
     proposed = [here.host.propose(task=f"What does {name} cost?") for name in ("f", "g")]
     assert visitor.decide(together(proposed), "reject").status_code == 303
     assert [here.state(each) for each in proposed] == ["rejected"] * 2

@@ -5,7 +5,7 @@ A `Backend` says how the database is opened, what its errors mean, and how commi
 
 - the live processes: each is an instance with a name, and a run's claim names the one that owns it. With the embedded
   database, an instance lives as long as it holds a lock file of the data root. On a server, it also has a lease, which
-  shows processes on other machines that it lives (`postgres_leases.py`). An instance shows the others what its runs are
+  shows processes on other machines that it lives (`postgres/leases.py`). An instance shows the others what its runs are
   doing at the moment: beside its lock or its lease, never in the log, and only for people to read;
 - blobs: files that every machine can read, only on a server. A blob has no name but its SHA-256. Entries refer to it by
   that, and the digest is checked whenever a blob is read: a changed byte is never used. Which runs use a blob is kept

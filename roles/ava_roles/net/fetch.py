@@ -186,7 +186,7 @@ class Fetcher:
                 client.stream("GET", target, headers=headers, follow_redirects=False) as response,
             ):
                 next_url = _redirect(target, response)
-                body = Body(max_bytes, gzipped=_gzipped(target, response))
+                body = ResponseBody(max_bytes, gzipped=_gzipped(target, response))
                 if next_url is None:
                     async for chunk in response.aiter_raw():
                         if not body.add(chunk):
@@ -287,7 +287,7 @@ _SLACK = 65_536  # a gzip stream may be a little longer than its content
 _GZIP_OR_ZLIB = 47
 
 
-class Body:
+class ResponseBody:
     """Collects at most `cap` bytes of a body, decompressed, even of a bomb. `truncated`: it had more, or was cut."""
 
     def __init__(self, cap: int, *, gzipped: bool) -> None:

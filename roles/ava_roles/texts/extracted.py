@@ -1,6 +1,6 @@
 """A document as text, and the table of the kinds of document, by which all readers tell what a file is.
 
-A new kind is a row here and a parser of the same name in `documents`; every tool that reads files then reads it.
+A new kind is a row here and a parser of the same name in `formats`; every tool that reads files then reads it.
 """
 
 from __future__ import annotations

@@ -408,7 +408,11 @@ class TextStore:
         return count
 
     def expire(self, before_us: int) -> int:
-        """Remove what was not used since then, what no file has, and what was used least where all is too much."""
+        """Remove texts that are not needed any more, and return how many.
+
+        These are the texts that were not used since `before_us`, those that no file has and that were not used for an
+        hour (a text is stored before its file is entered), and above the greatest size the least recently used ones.
+        """
         together = "SELECT id, sum(bytes) OVER (ORDER BY used_us DESC, id DESC) AS together FROM texts"
         oldest = f"id IN (SELECT id FROM ({together}) WHERE together > ?)"  # noqa: S608 - no values in it
         count = self._remove_where("used_us < ?", before_us)

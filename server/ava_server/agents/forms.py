@@ -74,7 +74,7 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Choice:
+class FormChoice:
     """A word or an object; another one is taken out."""
 
     words: Words
@@ -82,13 +82,13 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Part:
+class GooglePart:
     """Google's piece of content, whose kind is the field that it has; another is refused. Media become a sentence."""
 
     known: Mapping[str, Shape]
 
 
-Shape = Leaf | Words | Fields | Listed | Kinds | Content | Choice | Part
+Shape = Leaf | Words | Fields | Listed | Kinds | Content | FormChoice | GooglePart
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ _RESPONSES = BodyForm(
                 ),
             }
         ),
-        "tool_choice": Choice(
+        "tool_choice": FormChoice(
             _words("auto none required"),
             Kinds({"function": _plain("type name"), "custom": _plain("type name")}, refuses=False),
         ),
@@ -351,7 +351,7 @@ _CHAT = BodyForm(
             },
             refuses=False,
         ),
-        "tool_choice": Choice(
+        "tool_choice": FormChoice(
             _words("auto none required any"),
             Kinds({"function": _plain("type", function=_plain("name"))}, refuses=False),
         ),
@@ -387,7 +387,7 @@ _CHAT = BodyForm(
 
 # -- Google's generateContent -----------------------------------------------------------------------------------------
 
-_GOOGLE_PART = Part(
+_GOOGLE_PART = GooglePart(
     {
         "text": PLAIN,
         "thought": PLAIN,
@@ -514,9 +514,9 @@ class Closing:
                 return self._listed(value, shape, path)
             case Content():
                 return self._content([value] if isinstance(value, dict) else value, shape, path)
-            case Part():
+            case GooglePart():
                 return self._part(value, shape, path)
-            case Choice():
+            case FormChoice():
                 return self._close(value, shape.words if isinstance(value, str) else shape.objects, path)
             case Fields() | Kinds():
                 fields = as_object(value)
@@ -606,7 +606,7 @@ class Closing:
             return self._sentence(_TOOL_AT_HAND.format(name=str(part.get("tool_name"))[:_NAME_CHARS]))
         return self._close(part, shape.parts, path)
 
-    def _part(self, value: Any, shape: Part, path: str) -> Any:
+    def _part(self, value: Any, shape: GooglePart, path: str) -> Any:
         fields = as_object(value)
         if fields is None:
             raise unseen(f"a {type(value).__name__} in {path}")

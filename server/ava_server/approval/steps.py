@@ -21,7 +21,7 @@ from ava_server.approval.host_habits import DEEPEST, read_habits
 from ava_server.approval.requests import PlanArgs, RunArgs, SpawnArgs, WholeNumber, sentence_of, show_value
 from ava_server.core.errors import BadInput
 from ava_server.models.json_text import deeper_than
-from ava_server.run_config.config import IfFails, Source
+from ava_server.run_config.config import IfFails, StepInput
 
 MOST_STEPS = 200
 MOST_BYTES = 256_000
@@ -78,8 +78,8 @@ class PlannedStep:
 
     id: str
     args: SpawnArgs
-    inputs: tuple[Source, ...]
-    foreach: Source | None
+    inputs: tuple[StepInput, ...]
+    foreach: StepInput | None
     at_most: int
     needs: tuple[str, ...]
     if_fails: IfFails
@@ -99,15 +99,15 @@ def with_plain_steps(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, "steps": parsed}
 
 
-def references(task: str) -> tuple[Source, ...]:
+def references(task: str) -> tuple[StepInput, ...]:
     """Return what a task refers to with `{{…}}`, each once, in the order of the text. `item` is a step's own item."""
-    sources = [Source(step=match[1], field=match[2]) for match in _REFERENCE.finditer(task)]
+    sources = [StepInput(step=match[1], field=match[2]) for match in _REFERENCE.finditer(task)]
     return tuple(dict.fromkeys(sources))
 
 
-def replace_references(task: str, names: Mapping[Source, str]) -> str:
+def replace_references(task: str, names: Mapping[StepInput, str]) -> str:
     """Return a task with each reference replaced by its name."""
-    return _REFERENCE.sub(lambda match: names[Source(step=match[1], field=match[2])], task)
+    return _REFERENCE.sub(lambda match: names[StepInput(step=match[1], field=match[2])], task)
 
 
 def read_steps(given: Any, defaults: Mapping[str, Any]) -> tuple[PlannedStep, ...]:
@@ -297,7 +297,7 @@ def _has_reference(value: Any, by_id: Mapping[str, StepArgs]) -> bool:
     return False
 
 
-def _foreach_of(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFaults) -> Source | None:
+def _foreach_of(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFaults) -> StepInput | None:
     """Return the list that a step goes through; None where it has none, or no usable one."""
     if step.foreach is None:
         if step.at_most is not None:
@@ -311,7 +311,7 @@ def _foreach_of(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFault
             step.id, f"foreach: {show_value(step.foreach)} names no list; write an id and a field, as find.items"
         )
         return None
-    source = Source(step=match[1], field=match[2])
+    source = StepInput(step=match[1], field=match[2])
     if not _check_source(step.id, "foreach", source, by_id, faults):
         return source
     other = by_id[source.step]
@@ -332,7 +332,7 @@ def _foreach_of(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFault
     return source
 
 
-def _check_source(step: str, where: str, source: Source, by_id: Mapping[str, StepArgs], faults: StepFaults) -> bool:
+def _check_source(step: str, where: str, source: StepInput, by_id: Mapping[str, StepArgs], faults: StepFaults) -> bool:
     """Tell whether a reference names a step, and a field that it has; if not, that is a fault."""
     if not _check_known(step, where, source.step, by_id, faults):
         return False

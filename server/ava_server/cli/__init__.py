@@ -1,10 +1,10 @@
 """The command line: `ava COMMAND`.
 
 `app.py` imports the module of the called command and no other, so that a start is fast. A command that shows or steers
-runs is a client: it sends requests (`records`) and decisions (`service_client`) over a transport to this process, or to
-a server (`transport`). Others open the log (`log_access`). Results go to stdout and the conversation about them to
-stderr, always through `terminal`: text of a model must not steer a terminal. A user's mistake is one sentence with an
-exit code, never a traceback.
+runs is a client: it sends requests (`record_client`) and decisions (`service_client`) over a transport to this
+process, or to a server (`transport`). Others open the log (`log_access`). Results go to stdout and the conversation
+about them to stderr, always through `terminal`: text of a model must not steer a terminal. A user's mistake is one
+sentence with an exit code, never a traceback.
 """
 
 from __future__ import annotations

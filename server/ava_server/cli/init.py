@@ -27,7 +27,7 @@ from ava_server.core.threads import run_async
 
 if TYPE_CHECKING:
     from ava_server.cli.remote import Connection
-    from ava_server.hosts.change import Change
+    from ava_server.hosts.change import HostChange
     from ava_server.hosts.known import Host, Launch, UserPlace
 
 _HOSTS = (
@@ -124,7 +124,7 @@ def init_command(
     say(f"{known.title}: {path}")
     if remove:
         return _remove(known, name, path, only_print)
-    report = Report()
+    report = InitReport()
     _add(known, name, started, path, only_print, allow_tools, report)
     _offer_skill(known, skill, only_print)
     if only_print:
@@ -137,7 +137,7 @@ def init_command(
 
 
 @dataclass
-class Report:
+class InitReport:
     """What a person has to do next, what works already, and what else there is to know."""
 
     to_do: list[str] = field(default_factory=list[str])
@@ -205,7 +205,7 @@ def _add(
     path: Path,
     only_print: bool,
     allow_tools: bool | None,
-    report: Report,
+    report: InitReport,
 ) -> None:
     from ava_server.hosts.change import change_to_add, is_remote
 
@@ -235,7 +235,7 @@ def _remove(host: Host, name: str, path: Path, only_print: bool) -> None:
     _remove_skill(host, only_print)
 
 
-def _carry_out(change: Change, host: Host, name: str, only_print: bool, *, remove: bool = False) -> bool:
+def _carry_out(change: HostChange, host: Host, name: str, only_print: bool, *, remove: bool = False) -> bool:
     _show(change, host, name, remove)
     if change.nothing or only_print:
         return False
@@ -277,7 +277,7 @@ def _add_to_all(name: str, started: Launch, *, only_print: bool) -> None:
     if not run_async(agrees, f"Change {changes} files?"):
         say("Nothing was changed.")
         return
-    report = Report()
+    report = InitReport()
     for host, change in planned:
         if not change.nothing:
             _write(change)
@@ -294,7 +294,7 @@ def _add_to_all(name: str, started: Launch, *, only_print: bool) -> None:
     report.show("ava hosts", every=False)
 
 
-def _planned(name: str, started: Launch) -> Iterator[tuple[Host, Change]]:
+def _planned(name: str, started: Launch) -> Iterator[tuple[Host, HostChange]]:
     """Show and yield what would change in each host whose configuration, or the folder for it, exists."""
     from ava_server.hosts.change import change_to_add
     from ava_server.hosts.known import HOSTS
@@ -330,7 +330,7 @@ async def _handshake(started: Launch) -> tuple[bool, str]:
         return False, f"Ava did not answer when it was started as these hosts start it ({why}): ava doctor"
 
 
-def _offer_pin(hosts: Sequence[Host], report: Report) -> None:
+def _offer_pin(hosts: Sequence[Host], report: InitReport) -> None:
     """Offer to choose the approval PIN, where a person approves in Ava in one of these hosts."""
     from ava_server.budget.user_limits import policy_in_force
     from ava_server.cli.secret_input import choose_pin
@@ -360,7 +360,7 @@ def _offer_pin(hosts: Sequence[Host], report: Report) -> None:
         report.to_do.append(f"Choose the approval PIN before the first approval: `ava pin set`. {where}")
 
 
-def _write(change: Change) -> None:
+def _write(change: HostChange) -> None:
     from ava_server.hosts.change import apply
 
     backup = apply(change)
@@ -368,7 +368,9 @@ def _write(change: Change) -> None:
     say(done if backup is None else f"{done} Its previous version: {backup}")
 
 
-def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, only_print: bool, report: Report) -> None:
+def _offer_tool_rules(
+    host: Host, name: str, path: Path, allow: bool | None, only_print: bool, report: InitReport
+) -> None:
     """Allow the tools that start and spend nothing in the host's rules; `allow` None asks the person first."""
     from ava_server.hosts.change import QUIET_TOOLS, change_to_allow
 
@@ -428,7 +430,7 @@ def _remove_skill(host: Host, only_print: bool) -> None:
         say(f"Removed {file}.")
 
 
-def _add_tool_rules(host: Host, change: Change, allow: bool | None, only_print: bool) -> bool:
+def _add_tool_rules(host: Host, change: HostChange, allow: bool | None, only_print: bool) -> bool:
     """Show the rules, ask unless they were asked for, and write them; tell whether they were written."""
     from ava_server.budget.user_limits import policy_in_force
     from ava_server.hosts.change import QUIET_TOOLS
@@ -488,7 +490,7 @@ def _place() -> UserPlace:
     return UserPlace(sys.platform, home_folder(), os.environ)
 
 
-def _show(change: Change, host: Host, name: str, remove: bool) -> None:
+def _show(change: HostChange, host: Host, name: str, remove: bool) -> None:
     if change.nothing:
         say(f"Nothing to change: {name} is {'not ' if remove else 'already '}there.")
     if change.target != change.path:
@@ -502,7 +504,7 @@ def _show(change: Change, host: Host, name: str, remove: bool) -> None:
         say(note)
 
 
-def _report_http(report: Report) -> None:
+def _report_http(report: InitReport) -> None:
     report.to_do.append(
         f"Name the folders that subagents may read in config.toml: [users.{os_user()}] workspaces. Over HTTP they read"
         " no others."
@@ -510,7 +512,7 @@ def _report_http(report: Report) -> None:
     report.more.append("Any process of your user can read the token, which stays in the data root.")
 
 
-def _report_lacks(started: Launch, hosts: Sequence[Host], report: Report) -> None:
+def _report_lacks(started: Launch, hosts: Sequence[Host], report: InitReport) -> None:
     """Report what this installation lacks, and what of that is there."""
     from ava_server.config.credentials import model_settings
     from ava_server.hosts.launching import why_temporary

@@ -26,7 +26,7 @@ from ava_server.cli.terminal import Place, tell
 from ava_server.core.data_root import DataRoot, has_log, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.service import record_requests as requests
-from ava_server.service.record_requests import Reader, RecordsHandler, Request
+from ava_server.service.record_requests import Reader, RecordRequest, RecordsHandler
 
 if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
@@ -59,7 +59,7 @@ class Transport(Protocol):
     place: Place
     every_s: float
 
-    async def send(self, request: Request[RecordsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def send(self, request: RecordRequest[RecordsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the answer. Raises AvaError, AuditError if there is none; ValueError if it has another form."""
         ...
 
@@ -92,7 +92,7 @@ class Records:
         self.names: dict[str, str] = {}
         self.lines: dict[int, bytes] = {}
 
-    async def get(self, request: Request[RecordsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def get(self, request: RecordRequest[RecordsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the answer to a request. Raises AvaError, AuditError: there is none; ValueError: it is no answer."""
         until = time.monotonic() + GONE_S
         while True:
@@ -265,7 +265,7 @@ class MemoryTransport:
         )
         self._handler.most_runs = most_runs
 
-    async def send(self, request: Request[RecordsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def send(self, request: RecordRequest[RecordsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await request.answer(self._handler, *args, **kwargs)
 
     async def wait_for_entry(self, after: int) -> None:

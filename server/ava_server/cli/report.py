@@ -314,7 +314,7 @@ def _plan_screen(plan: PlanSum, at_us: int) -> None:
 
 
 def _plan_cost(plan: PlanSum) -> str:
-    from ava_server.budget.held import held_words
+    from ava_server.budget.held_words import held_words
 
     cap, spent, held = plan.caps.cap_micros, plan.bucket.spent_micros, plan.bucket.held_micros
     text = f"{format_usd(spent)} of {format_usd(cap, exact=True)} spent"

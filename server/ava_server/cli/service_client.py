@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ava_server.runs.asking.pending_questions import PendingExtension
     from ava_server.service.access import Session
     from ava_server.service.decision_requests import DecisionsHandler, Outcomes
-    from ava_server.service.record_requests import Request
+    from ava_server.service.record_requests import RecordRequest
     from ava_server.service.runtime import Runtime
     from ava_server.service.service import Service
 
@@ -135,7 +135,7 @@ class DecisionTransport(Protocol):
 
     place: Place
 
-    async def send(self, request: Request[DecisionsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def send(self, request: RecordRequest[DecisionsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the answer. Raises AvaError, AuditError if there is none; ValueError if it has another form."""
         ...
 
@@ -166,7 +166,7 @@ class SessionTransport:
         self._runtime = runtime
         self._session = session
 
-    async def send(self, request: Request[DecisionsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def send(self, request: RecordRequest[DecisionsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         from ava_server.service.decision_requests import DecisionsHandler
 
         store, limits = self._runtime.store, self._runtime.spawn_limits_of
@@ -242,7 +242,7 @@ class LookTransport:
         self._log = log
         self._settings = settings
 
-    async def send(self, request: Request[DecisionsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def send(self, request: RecordRequest[DecisionsHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         from ava_server.approval.proposals import spawn_limits
         from ava_server.service.decision_requests import DecisionsHandler
 

@@ -31,7 +31,7 @@ from ava_audit.units import (
 )
 from ava_roles.wrap import BAR, add_bars, clean, one_line
 from ava_server.approval.plan_summary import plan_size
-from ava_server.budget.held import held_words
+from ava_server.budget.held_words import held_words
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
 from ava_server.cli.options import EndedRunId, Json, LastRunId, TokenFile, Url, Utc, absolute_path

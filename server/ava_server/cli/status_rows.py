@@ -66,7 +66,7 @@ LAYOUTS = (
 
 
 @dataclass(frozen=True)
-class Column:
+class StatusColumn:
     """One column: its name, the cell of each run, and how wide it is."""
 
     name: str
@@ -88,7 +88,7 @@ class RunRows:
         after = self._columns_after_task(layout)
         self._gap = " " * layout.gap
         self._task_width = max(self._room_for_task(layout, width), 1)
-        self._columns = [*before, Column("task", self._task, self._task_width), *after]
+        self._columns = [*before, StatusColumn("task", self._task, self._task_width), *after]
 
     def head(self) -> Text:
         """Return the names of the columns."""
@@ -121,12 +121,12 @@ class RunRows:
         least: int = 0,
         most: int = 1_000,
         align: Align = "left",
-    ) -> Column:
+    ) -> StatusColumn:
         """Return a column of words, which is measured once for all layouts."""
         if words not in self._measured:
             self._measured[words] = max([0, *(cells(plain(words(run))) for run in self._runs)])
         width = max(cells(name), least, self._measured[words])
-        return Column(name, lambda run: joined((words(run), style(run))), min(width, most), align)
+        return StatusColumn(name, lambda run: joined((words(run), style(run))), min(width, most), align)
 
     def _widest_layout(self, width: int) -> Layout:
         """Return the first layout that leaves enough room for tasks; the narrowest if none does."""
@@ -139,22 +139,22 @@ class RunRows:
         others = [*self._columns_before_task(layout), *self._columns_after_task(layout)]
         return width - sum(column.width for column in others) - layout.gap * len(others)
 
-    def _columns_before_task(self, layout: Layout) -> list[Column]:
+    def _columns_before_task(self, layout: Layout) -> list[StatusColumn]:
         if layout.state == "sign":
             state = self._column("", _state_sign, state_style)
         else:
             state = self._column("state", _state, state_style)
         return [state, self._column("run", _id, lambda _run: "bold")]
 
-    def _columns_after_task(self, layout: Layout) -> list[Column]:
-        columns: list[Column] = []
+    def _columns_after_task(self, layout: Layout) -> list[StatusColumn]:
+        columns: list[StatusColumn] = []
         if layout.role:
             columns.append(self._column("role", self._role, most=MOST_ROLE))
         if layout.bar:
-            columns.append(Column("", lambda run: _bar(_cost_cap(run), layout.bar), layout.bar))
+            columns.append(StatusColumn("", lambda run: _bar(_cost_cap(run), layout.bar), layout.bar))
         columns.append(self._column("cost", _cost_of_cap, align="right"))
         if layout.bar:
-            columns.append(Column("", lambda run: _bar(_time_cap(run), layout.bar), layout.bar))
+            columns.append(StatusColumn("", lambda run: _bar(_time_cap(run), layout.bar), layout.bar))
         if layout.time == "alone":
             columns.append(self._column("time", _time, least=TIME_COLUMNS, align="right"))
         elif layout.time == "of limit":

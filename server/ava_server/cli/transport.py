@@ -25,7 +25,7 @@ from ava_server.render.responses import ConfirmAnswer
 from ava_server.run_config.config import config_of
 from ava_server.service.current import CurrentRuns
 from ava_server.service.decision_requests import WAITING
-from ava_server.service.record_requests import LogLines, Request
+from ava_server.service.record_requests import LogLines, RecordRequest
 from ava_server.service.run_records import ListedRuns, RunDetail, RunRecord
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class HttpTransport:
         self.every_s = every_s
         self.connection = connection
 
-    async def send(self, request: Request[Any, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def send(self, request: RecordRequest[Any, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Raises AvaError if the server does not answer, or refuses; ValueError if the answer is of another version."""
         from pkgutil import resolve_name
 

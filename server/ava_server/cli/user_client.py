@@ -15,7 +15,7 @@ from ava_server.config.changes import with_shared_users
 from ava_server.config.sign_in import Passkeys
 from ava_server.config.tokens import Scope
 from ava_server.core.data_root import DataRoot
-from ava_server.service.record_requests import Request
+from ava_server.service.record_requests import RecordRequest
 from ava_server.service.user_requests import UsersHandler
 
 P = ParamSpec("P")
@@ -31,7 +31,7 @@ class UsersTransport(Protocol):
 
     place: Place
 
-    async def send(self, request: Request[UsersHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def send(self, request: RecordRequest[UsersHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the answer. Raises AvaError, AuditError if there is none; ValueError if it has another form."""
         ...
 
@@ -48,7 +48,7 @@ class MemoryUsers:
             partial(record_setting, root),
         )
 
-    async def send(self, request: Request[UsersHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def send(self, request: RecordRequest[UsersHandler, P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await request.answer(self._handler, *args, **kwargs)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ava_audit.units import counted, format_usd, iso_second, micros_from_cents, now_us
-from ava_server.budget.held import held_words
+from ava_server.budget.held_words import held_words
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, record_setting
 from ava_server.cli.options import Json, TokenFile, Url, absolute_path, parse_cents

@@ -12,7 +12,7 @@ import anyio.to_thread
 
 from ava_audit.units import format_usd
 from ava_roles.errors import ToolFailed
-from ava_roles.net.fetch import Body
+from ava_roles.net.fetch import ResponseBody
 from ava_roles.net.search_engines import Brave, Engine, Kagi, SearchReply, SearchRequest, SearchResults, Searxng, search
 from ava_roles.tool import Tool
 from ava_server.config.keys import Key, key_among
@@ -173,7 +173,7 @@ async def _exchange(client: httpx2.AsyncClient, ask: SearchRequest, title: str) 
     try:
         async with client.stream(ask.method, ask.url, headers=headers, json=ask.body, timeout=timeout) as response:
             encoding = response.headers.get("content-encoding", "").strip().lower()
-            body = Body(MOST_BYTES, gzipped=encoding in ("gzip", "x-gzip"))
+            body = ResponseBody(MOST_BYTES, gzipped=encoding in ("gzip", "x-gzip"))
             async for chunk in response.aiter_raw():
                 if not body.add(chunk):
                     break

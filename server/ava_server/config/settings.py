@@ -127,13 +127,13 @@ Host = Annotated[str, AfterValidator(bound_host)]
 ProxyUrl = Annotated[str, AfterValidator(lambda text: proxy_url(text) if text else text)]
 
 
-class Table(BaseModel):
+class SettingsTable(BaseModel):
     """Base of every table of settings: immutable, and unknown names are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class Limits(Table):
+class Limits(SettingsTable):
     """The limits for all users; 0 means that nothing may be spent or run, never unlimited."""
 
     running_per_user: Count = 3
@@ -151,7 +151,7 @@ class Limits(Table):
     question_wait_s: Wait = 600
 
 
-class Tiers(Table):
+class Tiers(SettingsTable):
     """The models of the tiers, each a `provider:id`; None is the one in `tiers.toml`."""
 
     fast: str | None = None
@@ -159,7 +159,7 @@ class Tiers(Table):
     deep: str | None = None
 
 
-class ProviderSettings(Table):
+class ProviderSettings(SettingsTable):
     """A provider: its address, the format that it speaks (None: known by its address), and whether it can stream.
 
     `key_command` prints its key, which is used for `key_ttl_s` seconds. `price_as` has the model as which each name of
@@ -180,7 +180,7 @@ class ProviderSettings(Table):
         return self
 
 
-class PriceSettings(Table):
+class PriceSettings(SettingsTable):
     """What a model costs, in USD per million tokens (`per_request`: in USD)."""
 
     input: Usd
@@ -190,21 +190,21 @@ class PriceSettings(Table):
     per_request: Usd | None = None
 
 
-class WorkspaceSettings(Table):
+class WorkspaceSettings(SettingsTable):
     """`roots` contain all workspaces; none means the one that Ava finds. `allow` opens otherwise refused folders."""
 
     roots: tuple[Folder, ...] = ()
     allow: tuple[Folder, ...] = ()
 
 
-class SandboxSettings(Table):
+class SandboxSettings(SettingsTable):
     """How child commands are confined, and further folders that they may read."""
 
     mode: Literal["auto", "none"] = "auto"
     read_only: tuple[Folder, ...] = ()
 
 
-class FetchSettings(Table):
+class FetchSettings(SettingsTable):
     """The proxy for fetching pages; empty is none. It may contain a password, so no repr shows it.
 
     `hosts` are the only ones that runs may read from the web; none means every public one.
@@ -214,7 +214,7 @@ class FetchSettings(Table):
     hosts: tuple[Host, ...] = ()
 
 
-class SearchSettings(Table):
+class SearchSettings(SettingsTable):
     """The web search and its addresses.
 
     `auto` is Kagi if it has a key, else Brave if it has one, else SearXNG, else the provider of the run's model.
@@ -226,19 +226,19 @@ class SearchSettings(Table):
     brave_url: SearchUrl = PROVIDERS["brave"].base_url
 
 
-class FilesSettings(Table):
+class FilesSettings(SettingsTable):
     """How many MB of texts are kept of files that were read, so that none is parsed twice; 0 keeps none."""
 
     keep_mb: Count = 1_000
 
 
-class RolesSettings(Table):
+class RolesSettings(SettingsTable):
     """Whether Claude Code's agent files (`.claude/agents`, the project's and the user's) are roles as well."""
 
     claude_agents: bool = False
 
 
-class TravelSettings(Table):
+class TravelSettings(SettingsTable):
     """What goes into a Postgres database with a run, so that another machine can do it: most MB; 0 means nothing."""
 
     repository_mb: Count = 200
@@ -246,7 +246,7 @@ class TravelSettings(Table):
     artifact_mb: Count = 10
 
 
-class DeliverySettings(Table):
+class DeliverySettings(SettingsTable):
     """The engine that carries runs to workers; `none` is the log itself.
 
     `name` is the engine's name for the runs of this log. `slots` is how many runs a worker takes from the engine
@@ -260,13 +260,13 @@ class DeliverySettings(Table):
     slots: Cap | None = None
 
 
-class MetricsSettings(Table):
+class MetricsSettings(SettingsTable):
     """Whether the metrics also have each user's runs and spending, with the users' names as labels."""
 
     by_user: bool = False
 
 
-class McpServerSettings(Table):
+class McpServerSettings(SettingsTable):
     """Another MCP server whose tools a role may name: a command or a URL."""
 
     command: str | None = None
@@ -290,7 +290,7 @@ class McpServerSettings(Table):
         return self
 
 
-class UserSettings(Table):
+class UserSettings(SettingsTable):
     """What one user of the HTTP server may do; None is the general limit."""
 
     workspaces: tuple[Folder, ...] = ()
@@ -301,13 +301,13 @@ class UserSettings(Table):
     approval: Policy | None = None
 
 
-class HostSettings(Table):
+class HostSettings(SettingsTable):
     """What counts for one host, by its name in `ava hosts` or what it calls itself."""
 
     approval: Policy | None = None
 
 
-class AgentSettings(Table):
+class AgentSettings(SettingsTable):
     """A coding agent that can do a run, by the name after `acp:`. What is not given is as in `ava agents`."""
 
     title: Annotated[str, Field(min_length=1, max_length=60)] = ""
@@ -320,7 +320,7 @@ class AgentSettings(Table):
     first_bytes: Cap = 60_000
 
 
-class Configured(Table):
+class Configured(SettingsTable):
     """The settings that `config.toml` may have, with their defaults."""
 
     enabled: bool = True

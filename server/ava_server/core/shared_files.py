@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ava_audit.store.backend import SharedFileStore
 
 
-log = logging.getLogger("ava.documents")
+log = logging.getLogger("ava.documents")  # an older name: people may have configured it
 FOLDER = "secrets"
 SHARED = frozenset({"approval.toml", "browser.toml", "passkeys.toml", "questions.toml", "tokens.toml", "users.toml"})
 """The files of that folder that are shared. All others stay on their machine: each name has to be added on purpose."""
@@ -176,7 +176,7 @@ _OPENING = threading.Lock()
 
 
 def shared_file(path: Path) -> SharedFile | None:
-    """Return the shared file in place of this one; None without. Raises ConfigError: no valid address for the log."""
+    """Return the shared file in place of this one, or None. Raises ConfigError: no valid address for the log."""
     if path.name not in SHARED or path.parent.name != FOLDER:
         return None
     files = shared_files_of(path.parent.parent)
@@ -206,7 +206,7 @@ def shared_files_of(root: Path) -> SharedFiles | None:
 
 
 async def keep_fresh(root: Path, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-    """Runs until cancelled; ends at once for local ones. Raises ConfigError: unreadable at the start."""
+    """Runs until cancelled; ends at once for files of this machine. Raises ConfigError: unreadable at the start."""
     files = await anyio.to_thread.run_sync(shared_files_of, root)
     if files is None:
         task_status.started()

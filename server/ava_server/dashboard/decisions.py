@@ -59,7 +59,7 @@ class DecisionQuestion:
 
 
 async def ask_about(kind: Kind, run_id: str, reader: OverviewReader) -> DecisionQuestion:
-    """Return the question that a person has to answer first. Blocking: it waits for nothing but the disk.
+    """Return the question that a person has to answer first. It reads the log, and waits for no one.
 
     Raises BadInput if there is no such run, or a subagent asks; Refused if there is nothing to decide.
     """

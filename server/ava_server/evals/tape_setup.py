@@ -26,7 +26,7 @@ from ava_server.runs.asking.extension import ExtensionLimits
 from ava_server.runs.asking.questions import Ask
 from ava_server.runs.record.history import History
 from ava_server.runs.turn.context import RunContext
-from ava_server.runs.turn.folders import Place
+from ava_server.runs.turn.folders import OpenFolders
 from ava_server.runs.turn.reservation import RATIO_MARGIN
 from ava_server.runs.turn.resources import RunResources
 from ava_server.runs.turn.setup import RunSetup
@@ -146,5 +146,5 @@ class TapeSetup(RunSetup):
 
     async def open_place(
         self, run: RunRow, config: RunConfig, tools: Mapping[str, Tool], scratch: Path, sandbox: Sandbox | None
-    ) -> Place:
-        return Place()
+    ) -> OpenFolders:
+        return OpenFolders()

@@ -21,7 +21,7 @@ from typing import Any, cast
 from ava_server.config.keys import KEY_VARIABLES, address_variables
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import FileChanged, create_file, reason, replace_file
-from ava_server.hosts.formats import NOTHING, Configuration, Format, Steps, dotted_name, put_in
+from ava_server.hosts.formats import NOTHING, ConfigFormat, Configuration, Steps, dotted_name, put_in
 from ava_server.hosts.known import TOKEN, TOKEN_INPUT, Host, Launch, Rule, ToolRules, UserPlace
 from ava_server.models.json_text import as_list, as_object, fields_of
 
@@ -36,7 +36,7 @@ _STARTERS = frozenset({"uv", "uvx", "pipx", "python", "python3", "py"})
 
 
 @dataclass(frozen=True)
-class Change:
+class HostChange:
     """A change of a host's configuration."""
 
     path: Path  # the file, as it was named
@@ -51,7 +51,7 @@ class Change:
         return self.before == self.after
 
 
-def change_to_add(host: Host, name: str, launch: Launch, path: Path) -> Change:
+def change_to_add(host: Host, name: str, launch: Launch, path: Path) -> HostChange:
     """Return the change that adds Ava, or renews its entry. Raises ConfigError: impossible, or not Ava's."""
     file = Configuration.read(path, host.format)
     before = file.text
@@ -84,7 +84,7 @@ def change_to_add(host: Host, name: str, launch: Launch, path: Path) -> Change:
         notes.append(
             f'{host.title} may skip asking before confirm_spawn: {dotted_name(place)} is not "{value}". It was left so.'
         )
-    return Change(path, file.target, before, file.text, tuple(lines), tuple(notes))
+    return HostChange(path, file.target, before, file.text, tuple(lines), tuple(notes))
 
 
 def _is_set(file: Configuration, place: Steps, value: str) -> bool:
@@ -92,7 +92,7 @@ def _is_set(file: Configuration, place: Steps, value: str) -> bool:
     return any(file.get(place[:depth]) == value for depth in range(1, len(place) + 1))
 
 
-def change_to_remove(host: Host, name: str, path: Path) -> Change:
+def change_to_remove(host: Host, name: str, path: Path) -> HostChange:
     """Return the change that removes Ava's server; if nothing else was changed, exactly the text from before is back.
 
     Raises ConfigError if the configuration cannot be changed, or the server of that name is not Ava.
@@ -102,7 +102,7 @@ def change_to_remove(host: Host, name: str, path: Path) -> Change:
     where = place_of(file, host, name)
     old = file.get(where)
     if old is NOTHING:
-        return Change(path, file.target, before, before)
+        return HostChange(path, file.target, before, before)
     if is_remote(old) and host.remote is not None:
         host = host.connecting_to("")
     elif not is_ours(old):
@@ -121,10 +121,10 @@ def change_to_remove(host: Host, name: str, path: Path) -> Change:
     if element is not None and file.get(element) == value and f"${{input:{value['id']}}}" not in file.body:
         file.remove(element)
         lines.append(f"- {dotted_name(element[:-1])}: {value['id']}")
-    return Change(path, file.target, before, _as_before(host, name, old, file, before), tuple(lines))
+    return HostChange(path, file.target, before, _as_before(host, name, old, file, before), tuple(lines))
 
 
-def apply(change: Change) -> Path | None:
+def apply(change: HostChange) -> Path | None:
     """Return the backup's path, if any. Raises ConfigError: impossible, or changed by somebody else."""
     target = change.target
     backup = None
@@ -326,7 +326,7 @@ def _as_before(host: Host, name: str, entry: dict[str, Any], file: Configuration
 
 
 def text_before(
-    file: Configuration, form: Format, before: str | None, add: Callable[[Configuration], bool]
+    file: Configuration, form: ConfigFormat, before: str | None, add: Callable[[Configuration], bool]
 ) -> str | None:
     """Return a file's text from before something was added, if that is certain, else its present text.
 
@@ -385,7 +385,7 @@ def _discard(backup: Path | None) -> None:
 QUIET_TOOLS = ("spawn_subagent", "check_subagent", "read_ava_logs")
 
 
-def change_to_allow(host: Host, name: str, config: Path, place: UserPlace) -> Change | None:
+def change_to_allow(host: Host, name: str, config: Path, place: UserPlace) -> HostChange | None:
     """Return None if there is no place for the rules. Raises ConfigError."""
     if host.tool_rules is None:
         return None
@@ -395,10 +395,10 @@ def change_to_allow(host: Host, name: str, config: Path, place: UserPlace) -> Ch
         return None
     before = file.text
     lines = [f"+ {line}" for line in _add(file, rules, name)]
-    return Change(file.path, file.target, before, file.text, tuple(lines))
+    return HostChange(file.path, file.target, before, file.text, tuple(lines))
 
 
-def change_to_forget(host: Host, name: str, config: Path, place: UserPlace) -> Change | None:
+def change_to_forget(host: Host, name: str, config: Path, place: UserPlace) -> HostChange | None:
     """Return the change that removes the rules that Ava added for its quiet tools; None if the host has no such rules.
 
     If nobody has changed the file since, it gets back its text from before. Nothing is removed if one of the rules is
@@ -409,7 +409,7 @@ def change_to_forget(host: Host, name: str, config: Path, place: UserPlace) -> C
     rules = host.tool_rules
     file = _read(host.tool_rules, config, place)
     before = file.text
-    unchanged = Change(file.path, file.target, before, before)
+    unchanged = HostChange(file.path, file.target, before, before)
     removed: list[Rule] = []
     for rule in rules.of(name, QUIET_TOOLS):
         if _stands(file, rule):
@@ -430,7 +430,7 @@ def change_to_forget(host: Host, name: str, config: Path, place: UserPlace) -> C
 
     after = text_before(file, rules.format, before, add)
     lines = [f"- {line}" for line in _describe_rules(rules, removed)]
-    return Change(file.path, file.target, before, after, tuple(lines))
+    return HostChange(file.path, file.target, before, after, tuple(lines))
 
 
 def _stands(file: Configuration, rule: Rule) -> bool:

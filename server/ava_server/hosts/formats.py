@@ -20,7 +20,7 @@ KeyPath = Sequence[Step]
 """A place in nested tables and lists; a list's length as the last step means after its end."""
 
 
-class Format(Protocol):
+class ConfigFormat(Protocol):
     """A format of configuration files; an edit keeps every other character.
 
     An edit may raise any error: the caller uses its result only if that, parsed, says what it should.
@@ -289,7 +289,7 @@ class Configuration:
     `target` is the file where a link (`path`) leads.
     """
 
-    def __init__(self, path: Path, target: Path, text: str | None, form: Format) -> None:
+    def __init__(self, path: Path, target: Path, text: str | None, form: ConfigFormat) -> None:
         """Raises ConfigError if the text does not have the format, or is not a table."""
         self.path = path
         self.target = target
@@ -306,7 +306,7 @@ class Configuration:
         self.data = cast("dict[str, Any]", data)
 
     @classmethod
-    def read(cls, path: Path, form: Format, *, to_change: bool = True) -> Configuration:
+    def read(cls, path: Path, form: ConfigFormat, *, to_change: bool = True) -> Configuration:
         """Read a host's file; a missing one is empty.
 
         Raises ConfigError if it cannot be read or, with `to_change`, does not belong to this user or is read-only.

@@ -17,7 +17,7 @@ from typing import Any
 from ava_server.config.keys import KEY_VARIABLES, WELL_KNOWN, address_variables
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import suggestion
-from ava_server.hosts.formats import Format, Toml, Yaml
+from ava_server.hosts.formats import ConfigFormat, Toml, Yaml
 from ava_server.hosts.jsonc import Json
 
 
@@ -94,7 +94,7 @@ class Rule:
 class ToolRules:
     """Where a host keeps which tools it calls without asking."""
 
-    format: Format  # the format of that file
+    format: ConfigFormat  # the format of that file
     file: Callable[[UserPlace, Path], Path]  # returns it, from the user's environment and the host's configuration
     of: Callable[[str, Sequence[str]], list[Rule]]  # makes the rules for a server's name and tools
     only_to_list: bool = False  # only an existing list is added to, because a new one would replace the one in the app
@@ -116,7 +116,7 @@ class Host:
 
     name: str  # the argument of `ava init`, and the id of its row in `clients.toml`
     title: str  # its name for people
-    format: Format
+    format: ConfigFormat
     # Where its configuration can be: the first that exists, else the first.
     files: Callable[[UserPlace], Sequence[Path]]
     servers: str  # the table of servers in it

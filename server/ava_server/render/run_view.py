@@ -29,7 +29,7 @@ from ava_audit.units import format_duration, format_usd, iso_utc, local_second, 
 from ava_audit.view import View, loads
 from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import brief_of
-from ava_server.budget.held import held_words
+from ava_server.budget.held_words import held_words
 from ava_server.budget.money_line import awaited_money
 from ava_server.core.commands import advice_there
 from ava_server.core.ids import AGENT, label, state_words

@@ -39,7 +39,7 @@ PLAN = "plan"
 """The role of a run whose work is to start the runs of its steps."""
 
 
-class Source(BaseModel, frozen=True, extra="ignore"):
+class StepInput(BaseModel, frozen=True, extra="ignore"):
     """What a step takes of another one: its result, or one field of its output. `item` is an item of its own list."""
 
     step: str
@@ -76,8 +76,8 @@ class StepConfig(BaseModel, frozen=True, extra="ignore"):
     id: str
     config: "RunConfig"
     needs: tuple[str, ...] = ()
-    inputs: tuple[Source, ...] = ()
-    foreach: Source | None = None
+    inputs: tuple[StepInput, ...] = ()
+    foreach: StepInput | None = None
     at_most: int = 1
     if_fails: IfFails = "skip"
     listed_most: int = 1

@@ -5,8 +5,8 @@ Each room is one part of it. A room imports only rooms to its right:
     owner > plan > turn > origins > asking | coder > journal > record
 
 `owner` decides which process has a run; `turn/loop.py` is the middle: reserve, call the model, run tools. `record` is
-what the log says of a run, as commands and folds that touch nothing else; `record/lifecycle.py` has the table of all
-moves of a run.
+what the log says of a run, as commands and folds over the entries that they are given; `record/lifecycle.py` has the
+table of all moves of a run.
 
 The seams are `turn.setup.RunSetup`, which makes what a run works with from the `RunResources` of a process, and the
 log: all state of a run follows from its entries, so any process can continue it.

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.units import HOUR_US, day_of
 from ava_audit.view import View
-from ava_server.budget.held import spent_words
+from ava_server.budget.held_words import spent_words
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.render.entry_lines import Step
 

@@ -17,7 +17,7 @@ from ava_server.core.errors import Refused
 from ava_server.core.ids import parse_any_id
 from ava_server.runs.asking.pending_questions import PendingExtension, pending_requests
 from ava_server.service.open_questions import outcome_of
-from ava_server.service.record_requests import Request, UnknownId
+from ava_server.service.record_requests import RecordRequest, UnknownId
 
 MOST_SHOWN = 100
 """How many decisions one request may ask about; more than a table shows."""
@@ -147,6 +147,6 @@ def _shown_run(view: View, one: Shown) -> RunRow | None:
     return view.run(proposal.run_id if proposal is not None else one.id)
 
 
-WAITING = Request("/approvals", DecisionsHandler.waiting, f"{__name__}:WaitingDecisions")
-OUTCOMES = Request("/approvals/outcomes", DecisionsHandler.outcomes, f"{__name__}:Outcomes")
-REQUESTS: tuple[Request[DecisionsHandler, ..., Any], ...] = (WAITING, OUTCOMES)
+WAITING = RecordRequest("/approvals", DecisionsHandler.waiting, f"{__name__}:WaitingDecisions")
+OUTCOMES = RecordRequest("/approvals/outcomes", DecisionsHandler.outcomes, f"{__name__}:Outcomes")
+REQUESTS: tuple[RecordRequest[DecisionsHandler, ..., Any], ...] = (WAITING, OUTCOMES)

@@ -93,7 +93,7 @@ def last_run_in(view: View, user: str, *, unended: bool) -> RunRow | None:
 
 
 class RecordsHandler:
-    """Answers each `Request` for one reader. A surface says in `run_in` what they may see.
+    """Answers each `RecordRequest` for one reader. A surface says in `run_in` what they may see.
 
     Args:
         redactor: Returns what hides the stored keys and secrets. Blocking.
@@ -398,7 +398,7 @@ class RecordsHandler:
 
 
 @dataclass(frozen=True)
-class Request(Generic[H, P, T]):
+class RecordRequest(Generic[H, P, T]):
     """A request to a handler, near or over HTTP.
 
     Attributes:
@@ -420,31 +420,31 @@ class Request(Generic[H, P, T]):
 
 _RECORDS = "ava_server.service.run_records"
 _CURRENT = "ava_server.service.current"
-TOKEN = Request("/token", RecordsHandler.token, f"{_CURRENT}:TokenFacts")
-FOUND = Request("/runs/found", RecordsHandler.found, f"{__name__}:FoundRuns")
-LISTED = Request("/runs", RecordsHandler.listed, f"{_RECORDS}:ListedRuns", ("id",))
-CURRENT = Request("/runs", RecordsHandler.current, f"{_RECORDS}:CurrentViews")
-RECORD = Request("/runs/{run_id}", RecordsHandler.record, f"{_RECORDS}:RunRecord")
-DETAIL = Request("/runs/{run_id}/detail", RecordsHandler.detail, f"{_RECORDS}:RunDetail")
-COSTS = Request("/runs/{run_id}/costs", RecordsHandler.costs, "ava_server.runs.record.costs:Costs")
-DIFF = Request("/runs/{run_id}/diff", RecordsHandler.diff, f"{_RECORDS}:RunDiff")
-SOURCE = Request(
+TOKEN = RecordRequest("/token", RecordsHandler.token, f"{_CURRENT}:TokenFacts")
+FOUND = RecordRequest("/runs/found", RecordsHandler.found, f"{__name__}:FoundRuns")
+LISTED = RecordRequest("/runs", RecordsHandler.listed, f"{_RECORDS}:ListedRuns", ("id",))
+CURRENT = RecordRequest("/runs", RecordsHandler.current, f"{_RECORDS}:CurrentViews")
+RECORD = RecordRequest("/runs/{run_id}", RecordsHandler.record, f"{_RECORDS}:RunRecord")
+DETAIL = RecordRequest("/runs/{run_id}/detail", RecordsHandler.detail, f"{_RECORDS}:RunDetail")
+COSTS = RecordRequest("/runs/{run_id}/costs", RecordsHandler.costs, "ava_server.runs.record.costs:Costs")
+DIFF = RecordRequest("/runs/{run_id}/diff", RecordsHandler.diff, f"{_RECORDS}:RunDiff")
+SOURCE = RecordRequest(
     "/runs/{run_id}/sources/{number}", RecordsHandler.source, "ava_server.service.source_view:OpenedSource"
 )
-LOG = Request("/log", RecordsHandler.log, f"{__name__}:LogLines")
-PLAN = Request("/report", RecordsHandler.plan, "ava_audit.totals:PlanSum", ("group",))
-SPENDING = Request("/report", RecordsHandler.spending, "ava_audit.totals:UserSpending")
-DECISIONS = Request("/report/approvals", RecordsHandler.decisions, "ava_server.render.approvals:Decisions")
-ESTIMATES = Request("/report/estimates", RecordsHandler.estimates, "ava_server.approval.estimates:PastEstimates")
-REQUESTS: tuple[Request[RecordsHandler, ..., Any], ...] = (
+LOG = RecordRequest("/log", RecordsHandler.log, f"{__name__}:LogLines")
+PLAN = RecordRequest("/report", RecordsHandler.plan, "ava_audit.totals:PlanSum", ("group",))
+SPENDING = RecordRequest("/report", RecordsHandler.spending, "ava_audit.totals:UserSpending")
+DECISIONS = RecordRequest("/report/approvals", RecordsHandler.decisions, "ava_server.render.approvals:Decisions")
+ESTIMATES = RecordRequest("/report/estimates", RecordsHandler.estimates, "ava_server.approval.estimates:PastEstimates")
+REQUESTS: tuple[RecordRequest[RecordsHandler, ..., Any], ...] = (
     TOKEN, FOUND, LISTED, CURRENT, RECORD, DETAIL, COSTS, DIFF, SOURCE, LOG, PLAN, SPENDING, DECISIONS, ESTIMATES,
 )  # fmt: skip
 PATHS = tuple(dict.fromkeys(f"/{request.path.split('/')[1]}" for request in REQUESTS))
 
 
 def find_request(
-    requests: Sequence[Request[H, ..., Any]], path: str, given: Container[str]
-) -> tuple[Request[H, ..., Any] | None, dict[str, str]]:
+    requests: Sequence[RecordRequest[H, ..., Any]], path: str, given: Container[str]
+) -> tuple[RecordRequest[H, ..., Any] | None, dict[str, str]]:
     """Return the request with a path and parameters, and the parameters in the path; None if there is none."""
     for request in requests:
         pattern = re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", request.path)

@@ -62,7 +62,7 @@ class RunDiff:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run with its whole result, and what was asked; `texts` is None where that was erased."""
+    """A run with its whole result, and its brief (over HTTP it is called `texts`); None where that was erased."""
 
     row: RunRow
     answer: RunAnswer
@@ -74,7 +74,7 @@ class RunDetail:
     """A run with what its screen shows besides, out of one state of the log.
 
     Attributes:
-        texts: What was asked; None where it was erased.
+        texts: The brief, under its name over HTTP; None where it was erased.
         decided: Who decided about it.
         steps: Its last actions.
         tools: How often it has called each tool.

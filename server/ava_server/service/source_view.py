@@ -25,7 +25,7 @@ from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import IN_PROCESS, label
 from ava_server.render.result import FindingView, finding_of
 from ava_server.run_config.config import RunConfig, config_of
-from ava_server.runs.record.quotes import Span
+from ava_server.runs.record.quotes import TextSpan
 from ava_server.runs.record.sources import ReadSources, ReadText, SourcePassage
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def _source_as_read(logged: _LoggedFinding) -> tuple[OpenedSource, ReadText | No
     return source, read
 
 
-def _place(read: ReadText, span: Span) -> str:
+def _place(read: ReadText, span: TextSpan) -> str:
     place = read.place_of(span)
     heading = read.heading_of(span) if span.end > span.start else ""
     return f'{place}, under "{heading}"' if heading else place

@@ -1,7 +1,8 @@
 """The requests about the users of a data root, in one table: `ava user` asks in its own process, or over HTTP.
 
-The parameters of a request are those of the method that answers it, and its answer is a model of `service.users`. Who
-may ask for what differs: the owner at a terminal sets everything, and an administrator's token less.
+The parameters of a request are those of the method that answers it, and its answer is a model of
+`service.user_accounts`. Who may ask for what differs: the owner at a terminal sets everything, and an administrator's
+token less.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ava_server.config.settings import Policy, Settings
 from ava_server.config.tokens import Scope, expiry, user_name
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput
-from ava_server.service.record_requests import Request
+from ava_server.service.record_requests import RecordRequest
 from ava_server.service.user_accounts import (
     AddedUser,
     Change,
@@ -158,7 +159,7 @@ def _limits_set(
 
 _USERS = "ava_server.service.user_accounts"
 _LOST = "It may still have been carried out: see `ava user list`."
-USERS = Request("/users", UsersHandler.listed, f"{_USERS}:ListedUsers")
-ADD = Request("/users/{name}", UsersHandler.added, f"{_USERS}:AddedUser", method="POST", lost=_LOST)
-LIMIT = Request("/users/{name}", UsersHandler.limited, f"{_USERS}:LimitedUser", method="PATCH", lost=_LOST)
-REMOVE = Request("/users/{name}", UsersHandler.removed, f"{_USERS}:RemovedUser", method="DELETE", lost=_LOST)
+USERS = RecordRequest("/users", UsersHandler.listed, f"{_USERS}:ListedUsers")
+ADD = RecordRequest("/users/{name}", UsersHandler.added, f"{_USERS}:AddedUser", method="POST", lost=_LOST)
+LIMIT = RecordRequest("/users/{name}", UsersHandler.limited, f"{_USERS}:LimitedUser", method="PATCH", lost=_LOST)
+REMOVE = RecordRequest("/users/{name}", UsersHandler.removed, f"{_USERS}:RemovedUser", method="DELETE", lost=_LOST)

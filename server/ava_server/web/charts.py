@@ -39,7 +39,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Column:
+class ChartColumn:
     """The bars of a period, from below, with the words for them, and the label on the axis; empty for none.
 
     `minor`: it has no label where there is little room.
@@ -56,7 +56,7 @@ class Chart:
     """Bars of periods; `marks` are the words on the axis of figures, from the top."""
 
     series: Sequence[Series]
-    columns: Sequence[Column]
+    columns: Sequence[ChartColumn]
     marks: tuple[str, str, str]
 
 
@@ -67,14 +67,14 @@ def draw(periods: Sequence[str], series: Sequence[Series], words: Callable[[floa
     if not top:
         return None
     labels_each = len(periods) <= EACH_DAY
-    columns: list[Column] = []
+    columns: list[ChartColumn] = []
     for place, period in enumerate(periods):
         from_end = len(periods) - 1 - place
         label = ""
         if labels_each or from_end % 7 == 0:
             label = _label(period, month=place == 0 or not labels_each)
         columns.append(
-            Column(
+            ChartColumn(
                 words=_column_words(period, place, series, words),
                 label=label,
                 minor=len(periods) > 12 and from_end % MINOR != 0,

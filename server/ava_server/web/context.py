@@ -24,7 +24,7 @@ from ava_audit.units import DAY_US, day_of, format_duration, format_usd, iso_utc
 from ava_audit.view import View, append
 from ava_roles.wrap import clean
 from ava_server.approval.decide import Needs, approval_needs
-from ava_server.budget.held import held_words
+from ava_server.budget.held_words import held_words
 from ava_server.config.pin import PinFile
 from ava_server.config.sign_in import SESSION_US
 from ava_server.core.errors import AvaError, BadInput, Refused

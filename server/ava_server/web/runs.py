@@ -81,7 +81,7 @@ class Filter:
 
 
 @dataclass(frozen=True)
-class FoundRuns:
+class PageOfRuns:
     """A page of the list, and where the next one starts."""
 
     rows: list[RunRow]
@@ -204,7 +204,7 @@ class Runs(PagePart):
         }
         return self._context.show(request, "runs.html", values)
 
-    async def _newest(self, wanted: Filter, visitor: Visitor, after: str) -> FoundRuns:
+    async def _newest(self, wanted: Filter, visitor: Visitor, after: str) -> PageOfRuns:
         before: tuple[int, str] | None = None
         value: int | str | None = None
         if after:
@@ -225,12 +225,12 @@ class Runs(PagePart):
             )
         )
         if len(rows) <= PAGE_RUNS:
-            return FoundRuns(rows)
+            return PageOfRuns(rows)
         last = rows[PAGE_RUNS - 1]
         column, _direction = ORDERS[wanted.order]
-        return FoundRuns(rows[:PAGE_RUNS], f"{last.created_us}~{last.id}~{getattr(last, column)}")
+        return PageOfRuns(rows[:PAGE_RUNS], f"{last.created_us}~{last.id}~{getattr(last, column)}")
 
-    async def _with_text(self, wanted: Filter, visitor: Visitor, after: str) -> FoundRuns:
+    async def _with_text(self, wanted: Filter, visitor: Visitor, after: str) -> PageOfRuns:
         """Search the log for the proposals of runs, and for their tasks."""
         rows: dict[str, RunRow] = {}
         before = parse_number(after, _NO_PLACE) if after else None
@@ -246,12 +246,12 @@ class Runs(PagePart):
                 if row.id not in rows:
                     if len(rows) == PAGE_RUNS:
                         last = list(rows.values())[-1]
-                        return FoundRuns([*rows.values()], str(_first_seq(last)))
+                        return PageOfRuns([*rows.values()], str(_first_seq(last)))
                     rows[row.id] = row
             if page.next is None:
-                return FoundRuns([*rows.values()])
+                return PageOfRuns([*rows.values()])
             before = min([page.next, *(_first_seq(row) for row in found[-1:])])
-        return FoundRuns([*rows.values()], str(before))
+        return PageOfRuns([*rows.values()], str(before))
 
     async def compare(self, request: Request) -> Response:
         """Show the runs `a` and `b`."""

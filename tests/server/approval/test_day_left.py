@@ -88,7 +88,7 @@ async def test_an_approval_with_a_lower_cap_shows_what_that_buys(tmp_path: Path)
     assert turns_in(text) < turns_in(made.message)
 
 
-async def test_a_group_names_the_cap_that_all_of_them_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_plan_names_the_cap_that_all_of_them_share(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with open_lab(tmp_path, [], config=config("user", 60), runs=False) as lab:
         made = [await lab.propose(task=f"Part {number}", max_cost_cents=40) for number in range(2)]
         says = f"Their caps add up to $0.80, but only $0.60 is left of {DAYS['user'][1]}: some may end early."

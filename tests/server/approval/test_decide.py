@@ -99,7 +99,7 @@ def test_no_tool_decides_what_a_run_asks(kind: Kind) -> None:
         tool_call([Shown(kind, "X-1", "d")], PersonAnswer(True, "EUR"))
 
 
-def test_a_refusal_names_each_reason_once_and_another_of_the_group_only_alone() -> None:
+def test_a_refusal_names_each_reason_once_and_another_of_the_plan_only_alone() -> None:
     def refused(*reasons: str) -> Decided:
         return Decided({"status": "refused", "decisions": [{"refused_because": why} for why in reasons]})
 

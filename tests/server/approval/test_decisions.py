@@ -126,7 +126,7 @@ async def test_records_a_host_call_as_one_and_never_as_a_persons_approval(tmp_pa
         assert len(await lab.facts(run_id, SubagentSpawn)) == 1
 
 
-async def test_one_id_given_twice_is_one_proposal_and_no_group(tmp_path: Path) -> None:
+async def test_one_id_given_twice_is_one_proposal_and_no_plan(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
         proposal = await lab.propose()
         ids = [proposal.pending_id, proposal.pending_id.lower(), proposal.subagent_id]
@@ -302,7 +302,7 @@ async def test_a_free_model_needs_no_daily_budget(tmp_path: Path) -> None:
         assert (await lab.outcome())["status"] == "success"
 
 
-# -- groups ---------------------------------------------------------------------------------------------------------
+# -- together ---------------------------------------------------------------------------------------------------------
 
 
 async def test_a_call_refused_before_the_question_is_not_approved_later(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ async def test_a_proposal_has_the_estimate_of_the_users_own_runs_on_each_surface
         assert shown.decisions[0].status == "queued"
 
 
-async def test_a_group_has_one_figure_for_all_together_on_each_surface(tmp_path: Path) -> None:
+async def test_a_plan_has_one_figure_for_all_together_on_each_surface(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=CONFIG, runs=False, check=False) as lab:
         price = (await lab.facts((await lab.propose()).subagent_id, SpawnProposed))[0].config["price"]
         for number in range(9):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.approval.groups import SECRET, approve_group, propose_two
+from support.approval.together import SECRET, approve_together, propose_two
 from support.log import Life, plan_events, write
 from support.runtime import PRICED, hand_over, open_lab
 
@@ -31,7 +31,7 @@ from ava_server.service.service import Service
 async def test_what_a_run_handed_over_is_erased_with_it_in_the_plan_too(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over(output=SECRET), hand_over(output="nothing")], config=PRICED) as lab:
         made = await propose_two(lab)
-        plan_id = await approve_group(lab, *made, last="2 subagents together, at most $1.00")
+        plan_id = await approve_together(lab, *made, last="2 subagents together, at most $1.00")
         await lab.ended(plan_id)
         for proposal in made:
             run = await lab.run(proposal.subagent_id)
@@ -45,7 +45,7 @@ async def test_what_a_run_handed_over_is_erased_with_it_in_the_plan_too(tmp_path
 async def test_money_and_starts_are_counted_once(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()] * 3, config=PRICED) as lab:
         made = [*await propose_two(lab), await lab.propose(task="Part three", model="offline")]
-        plan_id = await approve_group(lab, *made, last="3 subagents together, at most $1.50")
+        plan_id = await approve_together(lab, *made, last="3 subagents together, at most $1.50")
         await lab.ended(plan_id)
         limits = lab.runtime.spawn_limits_of(lab.runtime.user)
         user = lab.session.user
@@ -75,13 +75,13 @@ async def test_money_and_starts_are_counted_once(tmp_path: Path) -> None:
 async def test_a_plan_of_proposals_is_repeated_unless_a_task_would_become_a_reference(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()] * 4, config=PRICED) as lab:
         named = [await lab.propose(task=f"Part {name}", task_id=name) for name in ("one", "two")]
-        first = await approve_group(lab, *named, last="2 subagents together, at most $1.00")
+        first = await approve_together(lab, *named, last="2 subagents together, at most $1.00")
         await lab.ended(first)
         again = await lab.call("spawn_subagent", retry_of=first, again=["researcher"])
         assert again.status == "awaiting_approval", again.message
 
         odd = [await lab.propose(task="What does {{researcher_2}} mean?"), await lab.propose(task="Plain")]
-        second = await approve_group(lab, *odd, last="2 subagents together, at most $1.00")
+        second = await approve_together(lab, *odd, last="2 subagents together, at most $1.00")
         await lab.ended(second)
         refused = await lab.call("spawn_subagent", retry_of=second, again=["researcher"])
         assert refused.status == "failed" and odd[0].subagent_id in refused.message, refused.message
@@ -102,7 +102,7 @@ async def test_many_large_proposals_fit_into_one_plan(tmp_path: Path) -> None:
 async def test_a_plan_that_starts_nothing_more_needs_no_person_to_end(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()] * 2, config=PRICED) as lab:
         made = await propose_two(lab)
-        plan = await lab.ended(await approve_group(lab, *made, last="2 subagents together, at most $1.00"))
+        plan = await lab.ended(await approve_together(lab, *made, last="2 subagents together, at most $1.00"))
         lost = replace(plan, state="running", ended_us=None)
         later_us = (plan.last_us or 0) + 2 * TAKEOVER_WITHIN_US
         assert not await lab.store.read(lambda view: waits_for_resume(view, lost, later_us))
@@ -113,7 +113,7 @@ async def test_a_plan_works_where_its_steps_do(tmp_path: Path) -> None:
         elsewhere = Service(lab.runtime, Session(user=lab.session.user, transport="memory", roots=("/srv/other",)))
         here = Service(lab.runtime, Session(user=lab.session.user, transport="memory", roots=(lab.workspace.as_uri(),)))
         made = await propose_two(lab)
-        plan = await lab.ended(await approve_group(lab, *made, last="2 subagents together, at most $1.00"))
+        plan = await lab.ended(await approve_together(lab, *made, last="2 subagents together, at most $1.00"))
         assert Access(lab.runtime, here.session).is_here(plan)
         assert not Access(lab.runtime, elsewhere.session).is_here(plan)
 
@@ -121,7 +121,7 @@ async def test_a_plan_works_where_its_steps_do(tmp_path: Path) -> None:
 async def test_ids_that_are_taken_are_not_used_for_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_lab(tmp_path, [hand_over()] * 6, config=PRICED) as lab:
         first = await lab.ended(
-            await approve_group(lab, *await propose_two(lab), last="2 subagents together, at most $1.00")
+            await approve_together(lab, *await propose_two(lab), last="2 subagents together, at most $1.00")
         )
         taken = (first.pending_id, first.id)
         made = await propose_two(lab)
@@ -140,7 +140,7 @@ async def test_ids_that_are_taken_are_not_used_for_a_plan(tmp_path: Path, monkey
         assert none.status == "failed" and NO_FREE_ID in none.message
 
 
-async def test_a_group_of_a_development_version_is_read_as_runs_of_their_own(tmp_path: Path) -> None:
+async def test_a_plan_of_a_development_version_is_read_as_runs_of_their_own(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     decided = life.approval()
     assert isinstance(decided.fact, SpawnDecided)

@@ -13,7 +13,7 @@ from support.runtime import PRICED, hand_over, open_lab
 from ava_server.approval.decisions import Approval, PlanLimits, approve
 
 
-async def test_two_ids_form_one_group_capped_at_the_sum_of_their_caps(tmp_path: Path) -> None:
+async def test_two_ids_form_one_plan_capped_at_the_sum_of_their_caps(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()] * 2, config=PRICED) as lab:
         first, second = await lab.propose(task="one"), await lab.propose(task="two", max_cost_cents=30)
         without = await lab.approve(first, second)
@@ -21,8 +21,8 @@ async def test_two_ids_form_one_group_capped_at_the_sum_of_their_caps(tmp_path: 
         assert without.approval_lines == [first.approval_line, second.approval_line, line]
         answer = await lab.approve(first, second, last=line)
         assert answer.status == "approved" and answer.group_id.startswith("G-")
-        group = await lab.store.read(lambda view: view.plan_caps(answer.group_id))
-        assert group is not None and group.cap_micros == 800_000
+        caps = await lab.store.read(lambda view: view.plan_caps(answer.group_id))
+        assert caps is not None and caps.cap_micros == 800_000
         checked = await lab.call("check_subagent", group_id=answer.group_id, wait_seconds=20)
         [plan] = checked.runs
         assert (checked.status, plan.state, plan.plan["steps"]) == ("success", "success", {"done": 2})
@@ -31,7 +31,7 @@ async def test_two_ids_form_one_group_capped_at_the_sum_of_their_caps(tmp_path: 
             assert (await lab.ended(proposal.subagent_id)).state == "success"
 
 
-async def test_a_group_line_shows_the_cap_and_timeout_of_the_group(tmp_path: Path) -> None:
+async def test_a_plan_line_shows_the_cap_and_timeout_of_the_plan(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()] * 2, config=PRICED) as lab:
         made = [await lab.propose(task="one"), await lab.propose(task="two")]
         caps = {"group_max_cost_cents": 60, "group_timeout": 900}
@@ -43,7 +43,7 @@ async def test_a_group_line_shows_the_cap_and_timeout_of_the_group(tmp_path: Pat
             await lab.ended(proposal.subagent_id)
 
 
-async def test_rejects_a_group_cap_above_the_sum(tmp_path: Path) -> None:
+async def test_rejects_a_plan_cap_above_the_sum(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         made = [await lab.propose(task="one"), await lab.propose(task="two")]
         line = "2 subagents together, at most $1.01"
@@ -52,7 +52,7 @@ async def test_rejects_a_group_cap_above_the_sum(tmp_path: Path) -> None:
         assert await lab.states() == ["awaiting_approval"] * 2
 
 
-async def test_one_member_that_cannot_start_stops_the_whole_group(tmp_path: Path) -> None:
+async def test_one_member_that_cannot_start_stops_the_whole_plan(tmp_path: Path) -> None:
     async with open_lab(tmp_path) as lab:
         first, second = await lab.propose(task="one"), await lab.propose(task="two")
         await lab.call("confirm_spawn", pending_ids=[second.pending_id], decision="reject")
@@ -63,7 +63,7 @@ async def test_one_member_that_cannot_start_stops_the_whole_group(tmp_path: Path
         assert await lab.states() == ["awaiting_approval", "rejected"]
 
 
-async def test_one_wrong_line_starts_nothing_of_the_group(tmp_path: Path) -> None:
+async def test_one_wrong_line_starts_nothing_of_the_plan(tmp_path: Path) -> None:
     async with open_lab(tmp_path) as lab:
         first, second = await lab.propose(task="one"), await lab.propose(task="two")
         lines: Sequence[str] = [first.approval_line, second.approval_line + " ", "2 subagents together, at most $1.00"]
@@ -75,7 +75,7 @@ async def test_one_wrong_line_starts_nothing_of_the_group(tmp_path: Path) -> Non
         assert await lab.states() == ["awaiting_approval"] * 2
 
 
-async def test_rejects_a_group_cap_for_a_single_id(tmp_path: Path) -> None:
+async def test_rejects_a_plan_cap_for_a_single_id(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         proposal = await lab.propose()
         answer = await lab.approve(proposal, group_max_cost_cents=10)
@@ -88,7 +88,7 @@ async def test_rejects_a_group_cap_for_a_single_id(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "raised", [PlanLimits(1_000_001, None), PlanLimits(None, 901), PlanLimits(1, 901), PlanLimits(1_000_001, 1)]
 )
-async def test_the_decision_command_itself_rejects_a_raised_group_limit(tmp_path: Path, raised: PlanLimits) -> None:
+async def test_the_decision_command_itself_rejects_a_raised_plan_limit(tmp_path: Path, raised: PlanLimits) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         made = [await lab.propose(task="one"), await lab.propose(task="two")]
         lines = (*(each.approval_line for each in made), "2 subagents together, at most $1.00 and 15 min")
@@ -101,7 +101,7 @@ async def test_the_decision_command_itself_rejects_a_raised_group_limit(tmp_path
 
 
 @pytest.mark.slow
-async def test_the_group_timeout_ends_its_runs_as_timeout(tmp_path: Path) -> None:
+async def test_the_plan_timeout_ends_its_runs_as_timeout(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Say("late", gate=Gate()) for _ in range(4)]) as lab:
         made = [await lab.propose(task="one"), await lab.propose(task="two")]
         answer = await lab.approve(*made, last="2 subagents together, free, at most 2 s", group_timeout=2)

@@ -34,7 +34,7 @@ async def test_simultaneous_reservations_share_the_remaining_budget(tmp_path: Pa
         async with anyio.create_task_group() as tasks:
             for spender in everybody:
                 tasks.start_soon(ask, spender)
-    # 800 each: one of the group (1,500), two of ann (2,200), three in all (3,000).
+    # 800 each: one of the plan (1,500), two of ann (2,200), three in all (3,000).
     assert sum(isinstance(answer, Reservation) for answer in answers) == 3
     caps = {answer.cap for answer in answers if isinstance(answer, CapReached)}
     assert caps <= {"group_max_cost", "user_daily_cents", "installation_daily_cents"}

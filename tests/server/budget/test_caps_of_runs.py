@@ -1,4 +1,4 @@
-"""Budgets of whole runs: a second reading of usage, the cap of a group, and all caps that cover a call."""
+"""Budgets of whole runs: a second reading of usage, the cap of a plan, and all caps that cover a call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_a_second_reading_is_booked_and_noted(tmp_path: Path, monkeypatch:
     assert any("60 more output tokens" in note for note in notes)
 
 
-async def test_a_group_cap_applies_to_all_its_runs_together(tmp_path: Path) -> None:
+async def test_a_plan_cap_applies_to_all_its_runs_together(tmp_path: Path) -> None:
     usage = {"prompt_tokens": 11_000, "completion_tokens": 900, "total_tokens": 11_900}
     note = Say(calls=[("scratchpad", {"note": "so far"})], usage=usage)
 

@@ -52,8 +52,8 @@ async def test_a_run_that_asks_its_person_shows_one_figure_for_money_held_everyw
         await lab.ended(runs[0])
         await lab.logged(runs[1], "Asked")
         done, asks = [await lab.run(run_id) for run_id in runs]
-        group = asks.plan_id
-        assert group is not None and asks.in_flight is None
+        plan_id = asks.plan_id
+        assert plan_id is not None and asks.in_flight is None
         spent, held = done.cost_micros + asks.cost_micros, asks.held_micros
         assert done.cost_micros > 0 and held == asks.wrap_micros > 0 == done.held_micros
 
@@ -61,7 +61,7 @@ async def test_a_run_that_asks_its_person_shows_one_figure_for_money_held_everyw
         settings = lab.runtime.settings
         [shown] = [one for one in overview.now.runs if one.row.id == asks.id]
         [user] = [one for one in await list_users(settings, lab.store) if one.name == lab.session.user]
-        found = await lab.store.read(partial(plan_sum, plan_id=group))
+        found = await lab.store.read(partial(plan_sum, plan_id=plan_id))
         assert found is not None
         _plan_screen(found, now_us())
         entries = await lab.entries(asks.id)

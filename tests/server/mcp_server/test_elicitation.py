@@ -117,7 +117,7 @@ async def test_a_cost_in_the_form_is_rounded_down_to_whole_cents(tmp_path: Path,
         assert (await at.started_once(made)).changes == {"max_cost_micros": 250_000}
 
 
-async def test_a_group_is_one_question_and_its_cap_may_be_lowered(tmp_path: Path, era: str) -> None:
+async def test_a_plan_is_one_question_and_its_cap_may_be_lowered(tmp_path: Path, era: str) -> None:
     line = "2 subagents together, at most $1.00"
     async with host(tmp_path, era, accept(max_cost_dollars=0.6)) as at:
         made = [await at.propose(task="Count the otters"), await at.propose(task="Count the seals")]
@@ -136,7 +136,7 @@ async def test_a_group_is_one_question_and_its_cap_may_be_lowered(tmp_path: Path
             assert (await at.plan_of(decided)).cap_micros == 600_000
 
 
-async def test_a_group_timeout_may_be_lowered_but_not_raised(tmp_path: Path, era: str) -> None:
+async def test_a_plan_timeout_may_be_lowered_but_not_raised(tmp_path: Path, era: str) -> None:
     line = "2 subagents together, at most $1.00 and 15 min"
     async with host(tmp_path, era, accept(max_minutes=15.5)) as at:
         made = [await at.propose(task="one"), await at.propose(task="two")]
@@ -152,7 +152,7 @@ async def test_a_group_timeout_may_be_lowered_but_not_raised(tmp_path: Path, era
 
 
 @pytest.mark.parametrize("seconds", [1e308, 2_592_001])
-async def test_a_group_timeout_without_end_is_refused_before_anybody_is_asked(
+async def test_a_plan_timeout_without_end_is_refused_before_anybody_is_asked(
     tmp_path: Path, era: str, seconds: float
 ) -> None:
     async with host(tmp_path, era, accept()) as at:
@@ -321,7 +321,7 @@ async def test_both_ends_of_the_question_have_the_price_and_the_task(
     assert name is None or f"({name})" in asked.message
 
 
-async def test_both_ends_of_a_groups_question_have_the_price_and_each_task(tmp_path: Path, era: str) -> None:
+async def test_both_ends_of_a_plans_question_have_the_price_and_each_task(tmp_path: Path, era: str) -> None:
     """A long path of the workspace, and a first task of many lines, leave room for the other tasks."""
     folder = tmp_path.joinpath("workspace", *["a-folder-with-a-long-name"] * 6)
     folder.mkdir(parents=True)
@@ -351,7 +351,7 @@ async def test_the_first_three_lines_have_price_reach_and_what_must_not_be_overl
     assert asked.message.count("Nothing confines") == 1 and made["message"].count("Nothing confines") == 1
 
 
-async def test_the_first_lines_of_a_groups_question_have_the_reach_and_whom_a_warning_is_about(
+async def test_the_first_lines_of_a_plans_question_have_the_reach_and_whom_a_warning_is_about(
     tmp_path: Path, era: str
 ) -> None:
     async with host(tmp_path, era, decline, config=UNCONFINED) as at:

@@ -229,7 +229,7 @@ async def test_two_proposals_are_one_page(tmp_path: Path, era: str) -> None:
             assert (await at.started_once(each, requests=2)).channel == "browser"
 
 
-async def test_a_group_of_which_one_was_rejected_waits_no_longer(tmp_path: Path, era: str) -> None:
+async def test_a_plan_of_which_one_was_rejected_waits_no_longer(tmp_path: Path, era: str) -> None:
     async with page_host(tmp_path, era) as at:
         made = [await at.propose(task="one"), await at.propose(task="two")]
         at.when_opened(at.decide, made[0], decision="reject")

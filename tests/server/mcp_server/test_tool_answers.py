@@ -161,7 +161,7 @@ async def test_a_result_with_every_part_large_fits_the_answer_limit(bench: Answe
 
 
 @pytest.mark.slow
-async def test_a_group_of_long_results_fits_the_answer_limit_and_each_can_be_read_further(bench: AnswerBench) -> None:
+async def test_a_plan_of_long_results_fits_the_answer_limit_and_each_can_be_read_further(bench: AnswerBench) -> None:
     made = [await bench.propose(f"long number {number}") for number in range(6)]
     answer = await bench.approve(*made, wait_seconds=30)
     while [run["state"] for run in text_of_answer(answer)["runs"]] != ["success"] * 6:

@@ -146,13 +146,13 @@ async def test_a_report_covers_days_roles_models_endings_and_failures(
     assert [(each["kind"], each["look"]) for each in mine["errors"]] == [("lost", "ava logs S-000006 --type error")]
 
 
-async def test_the_time_of_an_interrupted_run_of_a_group_stands_still(
+async def test_the_time_of_an_interrupted_run_of_a_plan_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         past = Past(patch)
         async with Store.open(tmp_path) as store:
-            lost = BookedLife("S-000001", user=own_user(), group="G-4e1b2c3")
+            lost = BookedLife("S-000001", user=own_user(), plan="G-4e1b2c3")
             await past.at(store, START_S, *plan_events("G-4e1b2c3", user=own_user()), *lost.beginning())
             await past.at(store, START_S + 20, partial(lost.call, 1))
     done = ava(tmp_path, "report", "--group", "g-4e1b2c3", "--json")
@@ -163,7 +163,7 @@ async def test_the_time_of_an_interrupted_run_of_a_group_stands_still(
     assert "Runs: 1 (1 interrupted)" in plain and re.search(r"S-000001 .* interrupted .* 20 s", plain), plain
 
 
-async def test_shows_a_group_with_its_cap_time_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shows_a_plan_with_its_cap_time_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         await week(tmp_path, Past(patch))
 
@@ -264,7 +264,7 @@ def named(sums: list[dict[str, Any]], what: str) -> dict[str, Any]:
 
 
 async def week(root: Path, past: Past) -> None:
-    """Nine runs of two users over a week, one of them over midnight, one group, and one that has not ended."""
+    """Nine runs of two users over a week, one of them over midnight, one plan, and one that has not ended."""
     async with Store.open(root) as store:
         plain = BookedLife("S-000001", user=own_user())
         await past.write_run(store, plain, START_S + 3_600, costs=(3_000, 4_001))
@@ -282,9 +282,9 @@ async def week(root: Path, past: Past) -> None:
         await past.write_run(store, others, START_S + 2 * DAY_S, costs=(7,))
         await past.at(store, START_S + 4 * DAY_S, *plan_events("G-4e1b2c3", 1_000_000, user=own_user()))
         for number in (4, 5):
-            of_group = BookedLife(f"S-00000{number}", user=own_user(), group="G-4e1b2c3")
-            await past.write_run(store, of_group, START_S + 4 * DAY_S + number, costs=(11_000,))
-        again = BookedLife("S-000006", user=own_user(), role="coder", group="G-4e1b2c3")
+            of_plan = BookedLife(f"S-00000{number}", user=own_user(), plan="G-4e1b2c3")
+            await past.write_run(store, of_plan, START_S + 4 * DAY_S + number, costs=(11_000,))
+        again = BookedLife("S-000006", user=own_user(), role="coder", plan="G-4e1b2c3")
         await past.at(store, START_S + 4 * DAY_S + 60, *again.beginning(), partial(again.call, 1))
         await past.at(store, START_S + 4 * DAY_S + 61, again.payment(50_000, settlement="unknown"))
         await past.at(store, START_S + 4 * DAY_S + 62, again.entry(ErrorOccurred(error="no answer", kind="lost")))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from support.approval.groups import approve_group, propose_two, save_and_ask, wait_until_read
+from support.approval.together import approve_together, propose_two, save_and_ask, wait_until_read
 from support.model_server import Gate, Step
 from support.runtime import PRICED, hand_over, open_lab
 
@@ -21,7 +21,7 @@ from ava_server.service.service import Service
 async def test_a_wait_ends_when_all_that_is_left_waits_for_the_person(tmp_path: Path) -> None:
     async with open_lab(tmp_path, save_and_ask, config=PRICED) as lab:
         made = await propose_two(lab)
-        plan_id = await approve_group(lab, *made, last="2 subagents together, at most $1.00")
+        plan_id = await approve_together(lab, *made, last="2 subagents together, at most $1.00")
         await wait_until_read(lab, lambda view: len(view.asking_runs(plan_id)) == 2)
         began = time.monotonic()
         checked = await lab.call("check_subagent", group_id=plan_id, wait_seconds=20)
@@ -68,7 +68,7 @@ async def test_a_plans_end_leaves_out_the_results_that_were_given_before(tmp_pat
 
     async with open_lab(tmp_path, work, config=PRICED) as lab:
         made = await propose_two(lab)
-        plan_id = await approve_group(lab, *made, last="2 subagents together, at most $1.00")
+        plan_id = await approve_together(lab, *made, last="2 subagents together, at most $1.00")
         await lab.ended(made[0].subagent_id)
         early = await lab.call("check_subagent", subagent_id=made[0].subagent_id)
         assert early.runs[0].untrusted_result.output == "first"

@@ -46,8 +46,8 @@ def test_a_suite_is_one_plan_under_one_cap_and_its_money_is_that_of_the_log(tmp_
     rows = runs_of(root)
     assert len(rows) == asked == 6
     assert found.cost_micros == sum(row.cost_micros for row in rows) == 6 * (3_000 * 3 + 1_001 * 15)
-    (group,) = {row.plan_id for row in rows}
-    plan = json.loads(ava(root, "report", "--group", str(group), "--json").stdout)
+    (plan_id,) = {row.plan_id for row in rows}
+    plan = json.loads(ava(root, "report", "--group", str(plan_id), "--json").stdout)
     assert (plan["cap_cents"], len(plan["runs"])) == (100, 6)
     assert {one.run for one in found.verdicts} == {row.id for row in rows}
     (column,) = found.columns

@@ -33,8 +33,8 @@ SEARCH = {
     "model": "anthropic:searcher", "base_url": "", "price": asdict(PRICE), "fee": 0, "prompt_tokens": 5,
     "output_tokens": 5, "results": 5,
 }  # fmt: skip
-GROUP = "G-0000001"
-RUN_CAP, GROUP_CAP, USER_CAP, ALL_CAP, TOKENS = 1_000, 1_500, 2_200, 3_000, 400
+PLAN = "G-0000001"
+RUN_CAP, PLAN_CAP, USER_CAP, ALL_CAP, TOKENS = 1_000, 1_500, 2_200, 3_000, 400
 DAYS = DayCaps(USER_CAP, ALL_CAP)
 STEPS = 60
 
@@ -61,7 +61,7 @@ class AgentRun:
 
     run_id: str
     user: str
-    group: str | None = None
+    plan: str | None = None
     runner: str = IN_PROCESS
     generation: int = 0
     turn: int = 0
@@ -85,7 +85,7 @@ class AgentRun:
         }  # fmt: skip
         facts = (
             SpawnProposed(pending_id=pending, subagent_id=self.run_id, digest="d", expires_us=2**50, config=config),
-            SpawnDecided(pending_id=pending, decision="approved", group_id=self.group),
+            SpawnDecided(pending_id=pending, decision="approved", group_id=self.plan),
         )
         return tuple(Event(self.who, fact, run_id=self.run_id) for fact in facts)
 
@@ -172,8 +172,8 @@ def _checked(command: Command[Any], runs: list[AgentRun], beyond: dict[str, int]
             known = row_of(view, run)
             held = sum(int(call["micros"]) for call in known.calls_in_flight) + known.wrap_micros
             assert view.bucket(run.run_id).held_micros == held
-        group = sum(beyond[run.run_id] for run in runs if run.group)
-        assert view.bucket(GROUP).committed <= GROUP_CAP + group
+        of_plan = sum(beyond[run.run_id] for run in runs if run.plan)
+        assert view.bucket(PLAN).committed <= PLAN_CAP + of_plan
         return command(view, now_us)
 
     return checking

@@ -94,7 +94,7 @@ async def run_everything(lab: Lab) -> None:
             supersede_proposal,
             agree_in_dialog,
             approve_on_page,
-            approve_group,
+            approve_together,
             run_plan,
             wait_for_money,
             call_tools,
@@ -270,7 +270,7 @@ async def answer_questions(lab: Lab) -> None:
         await lab.ended(run_id)
 
 
-async def approve_group(lab: Lab) -> None:
+async def approve_together(lab: Lab) -> None:
     """A group that a person approves at a terminal, with changes, one of it a retry."""
     first = await lab.start(task=task_of("group"))
     await lab.ended(first)

@@ -48,10 +48,10 @@ class RunHistory:
         if state == "new":
             self.go(life, "waiting", life.proposal(), life.task(draw(st.text(max_size=5))))
         elif state == "waiting":
-            group = draw(st.sampled_from([None, "G-1", "G-2"]))
-            plans = plan_events(group, 100) if group is not None and group not in self.plans else ()
-            self.plans |= {group}
-            self.go(life, "queued", *plans, life.approval(group))
+            plan = draw(st.sampled_from([None, "G-1", "G-2"]))
+            plans = plan_events(plan, 100) if plan is not None and plan not in self.plans else ()
+            self.plans |= {plan}
+            self.go(life, "queued", *plans, life.approval(plan))
         elif state == "queued":
             self.go(life, "running", life.claim())
         elif state in ("running", "calling"):

@@ -28,24 +28,24 @@ DAY_S = 86_400
 
 @dataclass
 class BookedLife(Life):
-    """A run whose calls are booked where the budgets book them: its own, its group's, its user's day, the day."""
+    """A run whose calls are booked where the budgets book them: its own, its plan's, its user's day, the day."""
 
     role: str = "researcher"
     model: str = "anthropic:claude-sonnet-5"
-    group: str | None = None
+    plan: str | None = None
     max_cost: int = 2_000_000
 
     @property
     def scopes(self) -> tuple[str, ...]:
         day = day_of(time.time_ns() // 1000)
-        group = (self.group,) if self.group else ()
-        return (self.run_id, *group, user_scope(self.user, day), installation_scope(day))
+        plan = (self.plan,) if self.plan else ()
+        return (self.run_id, *plan, user_scope(self.user, day), installation_scope(day))
 
     def beginning(self) -> list[Event]:
         return [
             self.proposal(role=self.role, model=self.model, max_cost_micros=self.max_cost),
             self.task(),
-            self.approval(self.group),
+            self.approval(self.plan),
             self.claim(),
         ]
 

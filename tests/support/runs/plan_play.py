@@ -7,14 +7,14 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from ava_server.models.prices import Price
-from ava_server.run_config.config import RunConfig, Source, StepConfig
+from ava_server.run_config.config import RunConfig, StepConfig, StepInput
 from ava_server.runs.record.plan_moves import (
     Cancel,
-    Change,
     Finish,
     PlanState,
     Room,
     Start,
+    StepChange,
     StepProgress,
     StepRun,
     next_moves,
@@ -43,7 +43,7 @@ def random_steps(chance: random.Random, most: int) -> tuple[StepConfig, ...]:
     for number in range(chance.randint(1, most)):
         earlier = [step.id for step in steps]
         needs = tuple(sorted(chance.sample(earlier, min(len(earlier), chance.choice((0, 0, 1, 1, 2, 3))))))
-        foreach = Source(step=needs[0], field="items") if needs and chance.random() < 0.3 else None
+        foreach = StepInput(step=needs[0], field="items") if needs and chance.random() < 0.3 else None
         steps.append(
             StepConfig.model_construct(
                 id=f"s{number}",
@@ -123,7 +123,7 @@ class PlanPlay:
                 match move:
                     case Finish():
                         return move
-                    case Change():
+                    case StepChange():
                         self.change(move)
                     case Start():
                         self.start(move)
@@ -132,7 +132,7 @@ class PlanPlay:
             if not moves:
                 return None
 
-    def change(self, move: Change) -> None:
+    def change(self, move: StepChange) -> None:
         """Note the progress of a step, which is not over."""
         assert not self.progress.get(move.step, StepProgress()).over, "a step that is over changes no more"
         self.progress[move.step] = move.progress

@@ -260,15 +260,15 @@ class Processes(RuleBasedStateMachine):
             self.ledger.runs[run.id] = run
 
     def approves(
-        self, runs: list[Run], group_share: float | None, *, lowered: float | None = None, right: bool = True
+        self, runs: list[Run], plan_share: float | None, *, lowered: float | None = None, right: bool = True
     ) -> None:
-        """Approve runs of one user, alone or as a group. `group_share` is of what its members may cost together.
+        """Approve runs of one user, alone or together. `plan_share` is of what its members may cost together.
 
         `lowered` is the first one's cap as a share of what it was; `right`: with the right lines.
         """
         user = runs[0].user
         total = sum(run.cap for run in runs)
-        asked_cap = None if group_share is None else int(total * group_share)
+        asked_cap = None if plan_share is None else int(total * plan_share)
         cap = total if asked_cap is None else asked_cap
         lines = [run.line for run in runs] + ([several_line(len(runs), cap, None)] if len(runs) > 1 else [])
         changed = runs[0] if lowered is not None else None

@@ -118,13 +118,13 @@ class SituationLog:
             active_us=1,
         )  # fmt: skip
 
-    def approve_together(self, proposals: list[Proposal], group_s: float | None) -> None:
-        """Approve proposals as one group, with a time limit of its own if `group_s` is given."""
+    def approve_together(self, proposals: list[Proposal], plan_s: float | None) -> None:
+        """Approve proposals together, with a time limit of its own if `plan_s` is given."""
         lines = [approval_line(each.config, Brief(task="look")) for each in proposals]
-        lines.append(several_line(len(proposals), len(proposals) * 10**6, group_s))
+        lines.append(several_line(len(proposals), len(proposals) * 10**6, plan_s))
         ids = tuple(each.pending_id for each in proposals)
         plan_ids = ((f"P-9{self.proposals:07x}", f"G-{self.proposals:07x}"),)
-        asked = Approval(ids, tuple(lines), plan_timeout_s=group_s, plan_ids=plan_ids)
+        asked = Approval(ids, tuple(lines), plan_timeout_s=plan_s, plan_ids=plan_ids)
         assert self.do(approve(asked, WHO, "host_call", LIMITS)).plan_id is not None
 
     def claim(self, run_id: str, instance: str) -> None:

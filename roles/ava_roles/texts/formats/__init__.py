@@ -1,8 +1,9 @@
 """Parsers of documents, and of the articles of web pages.
 
-They trust no byte. Only `texts/parser_process.py` loads them, in a process of its own for each file. Those of PDFs,
-workbooks and articles need the packages of the extra `documents`: without them, `read_file` says what is missing, and
-of a web page remain its words, without headings and links.
+They take every file to be hostile. The seam is `PARSERS`. Only `texts/parser_process.py` loads them, and forks a
+process for each file (not on Windows). Those of PDFs, workbooks and articles need the packages of the extra
+`documents`: without them, `read_file` says what is missing, and only the words of a web page remain, without headings
+and links.
 """
 
 from __future__ import annotations

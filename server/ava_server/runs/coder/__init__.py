@@ -1,6 +1,7 @@
 """Runs that change files of a repository: their worktree, its check by the verify command, and the branch they leave.
 
-`coding.py` does the work with `ava_roles.worktree`; `travel.py` takes repositories and folders from one machine to
-another through the log's database. What must hold: the person's checkout stays as it is, and what a run has changed is
-kept on a branch, however the run ends.
+The seam is `coding.py`: it does the work with `ava_roles.worktree`, which also names the branch (`publish.py` there).
+The commit message is in `runs/record/changes.py`. With the log in Postgres, `travel.py` takes repositories and folders
+from one machine to another. What must hold: the person's checkout stays as it is, and what a run has changed is kept:
+on a branch, or in its worktree until it is on one.
 """

@@ -1,5 +1,6 @@
-"""What a run's owner writes and measures: its log under the claim (`log.py`), and its clock (`clock.py`).
+"""What a run's owner writes and measures.
 
-What must hold: the log and the history that is folded from it never differ, and nothing is written under a claim that
-was lost.
+The seams are `log.RunLog`, which writes under the claim and folds what it has written into the history, and
+`clock.RunClock`, the time that a run has been active. What must hold: the log and the history never differ, and nothing
+is written under a claim that was lost.
 """

@@ -33,15 +33,15 @@ from ava_server.core.ids import AGENT
 from ava_server.models.base import Bound
 from ava_server.models.prices import reserve_micros
 from ava_server.run_config.brief import Brief
-from ava_server.run_config.config import RunConfig, Source, StepConfig, config_of
+from ava_server.run_config.config import RunConfig, StepConfig, StepInput, config_of
 from ava_server.run_config.run_cap import CAP_OF_ENDING
 from ava_server.runs.record.plan_moves import (
     Cancel,
-    Change,
     Finish,
     PlanState,
     Room,
     Start,
+    StepChange,
     StepProgress,
     StepRun,
     next_moves,
@@ -230,7 +230,7 @@ class PlanLog:
         rows = [row for row in self.rows[step] if self._is_well(row)]
         return sorted(rows, key=lambda row: row.item or 0)
 
-    def _value(self, row: StepRunRow, source: Source) -> Any:
+    def _value(self, row: StepRunRow, source: StepInput) -> Any:
         """Return what a run handed over: a field of its output, or its result as text, or that it was erased."""
         result = self._result(row)
         if result is None:
@@ -301,7 +301,7 @@ class PlanLog:
         return inputs
 
     def _add_item(
-        self, inputs: StepInputs, step: StepConfig, source: Source, item: int, number: int, room: int
+        self, inputs: StepInputs, step: StepConfig, source: StepInput, item: int, number: int, room: int
     ) -> None:
         items = self._list(step)
         value: Any = f"[item {item} of the list was erased]"
@@ -317,7 +317,7 @@ class PlanLog:
         run_id = rows[0].id if rows else ""
         inputs.add(number, about, _cut(_as_text(value), room, run_id), rows[:1])
 
-    def _add_step(self, inputs: StepInputs, source: Source, number: int, room: int) -> None:
+    def _add_step(self, inputs: StepInputs, source: StepInput, number: int, room: int) -> None:
         other = self.steps[source.step]
         rows = sorted(self.rows[source.step], key=lambda row: row.item or 0)
         about = f"what {source.text} handed over"
@@ -333,7 +333,7 @@ class PlanLog:
             return
         inputs.add(number, about, self._results_of_items(other, source, rows, room), self._well(source.step))
 
-    def _results_of_items(self, step: StepConfig, source: Source, rows: Sequence[StepRunRow], room: int) -> str:
+    def _results_of_items(self, step: StepConfig, source: StepInput, rows: Sequence[StepRunRow], room: int) -> str:
         """Return what the runs of a step with `foreach` handed over, each with an equal share of `room` characters.
 
         Those that do not fit are named by their ids, in the order in which the run's prompt lists them.
@@ -437,7 +437,7 @@ def advance(fence: Fence, who: Who, inputs: PlanInputs, stopped: str, new_id: Ca
             match move:
                 case Finish():
                     return Outcome(Advanced(moved=True, finish=move), tuple(events))
-                case Change():
+                case StepChange():
                     events.append(Event(who, _step_changed(move), fence=fence))
                 case Start():
                     started += 1
@@ -451,7 +451,7 @@ def advance(fence: Fence, who: Who, inputs: PlanInputs, stopped: str, new_id: Ca
     return command
 
 
-def _step_changed(move: Change) -> Fact:
+def _step_changed(move: StepChange) -> Fact:
     progress = move.progress
     assert progress.state is not None, "a change has a state"
     return StepChanged(

@@ -546,7 +546,10 @@ class History:
             self.thought = usage.thinking_tokens > 0
 
     def _add_error(self, fact: ErrorOccurred) -> None:
-        """Fold an error; if the call's cost is unknown, the error means that its connection was lost."""
+        """Fold an error: one about thinking turns thinking off, also in the turns before it.
+
+        After a call of unknown cost, an error of the same attempt means that its connection was lost.
+        """
         if fact.kind == "thinking":
             self.thinks = False
             self.thinking_dropped = True

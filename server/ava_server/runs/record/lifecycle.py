@@ -3,9 +3,9 @@
 `situation` says where a run stands, from its row and from who is alive. `TRANSITIONS` has for each situation and cause
 what follows: the next state, and the entries that are written. What is not in the table does not happen. Every command
 that moves a run asks the table first and writes only what it lists: `claims.py` has those that take, pause and resume a
-run, `endings.py` those that end it, and `pending_questions.py` those that answer its questions. A proposal's own
-transitions (approve, reject, expire, supersede) are carried out by `approval`, which is below this package; a test
-compares it with the table.
+run, `endings.py` those that end it, and `asking/pending_questions.py` those that answer its questions. A proposal's own
+transitions (approve, reject, expire, supersede) are carried out by `approval`, which is below `runs`; a test compares
+it with the table.
 
 What must hold: a run ends once and never moves again; taking a run from its owner raises its generation, so that the
 old owner can no longer write; and an ending leaves nothing reserved.

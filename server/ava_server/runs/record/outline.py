@@ -1,4 +1,8 @@
-"""How far the outline of a run has come, folded from its entries: analysis, plan, review."""
+"""How far the outline of a run has come, folded from its entries: analysis, plan, review.
+
+An outline is what a run plans for itself before it works. The log, people and models call it planning; in the code, a
+plan is one of subagents.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +75,7 @@ class OutlineState:
         return _NEXT_PHASE.get(self.phase)
 
     def outcome(self, *, leaving: bool = False) -> PlanReady | None:
-        """Return the outline as it is in the end; None while it goes on, or where there is none.
+        """Return the final outline; None while it goes on, or where there is none.
 
         Args:
             leaving: The outline ends now, whichever steps are left.

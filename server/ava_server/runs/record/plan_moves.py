@@ -95,7 +95,7 @@ class World(Protocol):
 
 
 @dataclass(frozen=True)
-class Change:
+class StepChange:
     """A step begins, or is over."""
 
     step: str
@@ -126,7 +126,7 @@ class Finish:
     why: str
 
 
-Move = Change | Start | Cancel | Finish
+Move = StepChange | Start | Cancel | Finish
 
 
 def next_moves(plan: PlanState, world: World, most_waiting: int) -> list[Move]:
@@ -174,14 +174,14 @@ def _cancels(plan: PlanState, stopped: str) -> list[Move]:
     return [Cancel(run.id, stopped) for run in plan.all_runs if not run.ended and not run.cancelling]
 
 
-def _begin(plan: PlanState, step: StepConfig, world: World, stopped: str) -> Change | None:
+def _begin(plan: PlanState, step: StepConfig, world: World, stopped: str) -> StepChange | None:
     """Return how a step begins, or that it is skipped; None while it waits for others."""
     if step.run:  # it was proposed by itself, and queued when the plan was approved
-        return Change(step.id, StepProgress("begun"))
+        return StepChange(step.id, StepProgress("begun"))
     skipped = StepProgress("skipped", items=step.at_most, not_done=step.at_most)
     has_runs = bool(plan.runs.get(step.id))  # an earlier plan has done a part of it, and that stays done
     if stopped and not has_runs:
-        return Change(step.id, replace(skipped, why=f"not started: {stopped}"))
+        return StepChange(step.id, replace(skipped, why=f"not started: {stopped}"))
     by_id = {each.id: each for each in plan.steps}
     for name in step.needs:
         needed = plan.of(name)
@@ -191,12 +191,12 @@ def _begin(plan: PlanState, step: StepConfig, world: World, stopped: str) -> Cha
             became = "was skipped"
             if needed.state == "failed":
                 became = "failed"
-            return Change(step.id, replace(skipped, why=f"not started: {name} {became}"))
+            return StepChange(step.id, replace(skipped, why=f"not started: {name} {became}"))
     if step.foreach is None:
-        return Change(step.id, StepProgress("begun"))
+        return StepChange(step.id, StepProgress("begun"))
     length = world.items(step)
     if isinstance(length, str):
-        return Change(step.id, StepProgress("failed", items=0, not_done=1, why=length))
+        return StepChange(step.id, StepProgress("failed", items=0, not_done=1, why=length))
     items = min(length, step.at_most)
     state: StepState = "done"
     if items:
@@ -204,7 +204,7 @@ def _begin(plan: PlanState, step: StepConfig, world: World, stopped: str) -> Cha
     why = ""
     if length > items:
         why = f"the list has {length:,} items, and at_most is {step.at_most:,}"
-    return Change(step.id, StepProgress(state, items=items, left_out=length - items, why=why))
+    return StepChange(step.id, StepProgress(state, items=items, left_out=length - items, why=why))
 
 
 def _continue(
@@ -215,7 +215,7 @@ def _continue(
     stopped: str,
     waiting: int,
     most_waiting: int,
-) -> tuple[list[Start], Change | None]:
+) -> tuple[list[Start], StepChange | None]:
     """Return the runs that a step starts now, and its end once nothing more of it can come."""
     runs = plan.runs.get(step.id, ())
     started = {run.item for run in runs}
@@ -240,7 +240,7 @@ def _continue(
         starts.append(Start(step.id, item))
     if starts or any(not run.ended for run in runs):
         return starts, None
-    return [], Change(step.id, _ending(step, progress, runs, len(not_started), why_no_more))
+    return [], StepChange(step.id, _ending(step, progress, runs, len(not_started), why_no_more))
 
 
 def _ending(

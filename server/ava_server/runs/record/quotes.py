@@ -187,7 +187,7 @@ def _closest_end(pattern: str, text: str) -> tuple[int, int]:
 # -- the place of a quote in a text -----------------------------------------------------------------------------------
 
 
-class Span(NamedTuple):
+class TextSpan(NamedTuple):
     """A piece of a text, by its offsets."""
 
     start: int
@@ -202,21 +202,21 @@ class NormalText:
         self.text = normalize(text)
 
     @cached_property
-    def _words(self) -> list[tuple[int, str, Span]]:
+    def _words(self) -> list[tuple[int, str, TextSpan]]:
         """Each word of the normalized text: its offset there, itself, and where it stands in the text."""
-        words: list[tuple[int, str, Span]] = []
+        words: list[tuple[int, str, TextSpan]] = []
         length = 0
         for match in _WORD.finditer(self._text):
             for word in normalize(match[0]).split():
-                words.append((length, word, Span(*match.span())))
+                words.append((length, word, TextSpan(*match.span())))
                 length += len(word) + 1
         return words
 
-    def original(self, start: int, end: int) -> Span:
+    def original(self, start: int, end: int) -> TextSpan:
         """Return where a piece of the normalized text, which is not empty, stands in the text itself."""
-        return Span(self._offset(start).start, self._offset(end - 1).end)
+        return TextSpan(self._offset(start).start, self._offset(end - 1).end)
 
-    def _offset(self, at: int) -> Span:
+    def _offset(self, at: int) -> TextSpan:
         """Return where a normalized character stands in the text; its whole word where that is not known."""
         start, word, span = self._words[bisect_right(self._words, at, key=itemgetter(0)) - 1]
         pieces = list(_PIECE.finditer(self._text, span.start, span.end))
@@ -226,14 +226,14 @@ class NormalText:
         left = at - start
         for piece, normal in zip(pieces, normalized, strict=True):
             if left < len(normal):
-                return Span(*piece.span())
+                return TextSpan(*piece.span())
             left -= len(normal)
         return span
 
 
-def find_quote(quote: str, text: NormalText) -> list[Span]:
+def find_quote(quote: str, text: NormalText) -> list[TextSpan]:
     """Return where a normalized quote stands in a text, at most `PLACES_MOST` times."""
-    spans: list[Span] = []
+    spans: list[TextSpan] = []
     at = text.text.find(quote)
     while at >= 0 and len(spans) < PLACES_MOST:
         spans.append(text.original(at, at + len(quote)))
@@ -241,7 +241,7 @@ def find_quote(quote: str, text: NormalText) -> list[Span]:
     return spans
 
 
-def find_near_quote(quote: str, text: NormalText) -> Span | None:
+def find_near_quote(quote: str, text: NormalText) -> TextSpan | None:
     """Return the place of the piece that differs from a normalized quote in at most 10 % of the characters."""
     most = int(len(quote) * NEAR)
     for anchor, offset in _anchors(quote):

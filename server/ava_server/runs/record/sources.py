@@ -21,7 +21,7 @@ from ava_roles.wrap import one_line
 from ava_server.models.offline_passages import Passage, passages, place_of
 from ava_server.runs.record.quotes import (
     NormalText,
-    Span,
+    TextSpan,
     find_near_quote,
     find_quote,
     normalize,
@@ -72,7 +72,7 @@ class ReadText:
     def line_of(self, offset: int) -> int | None:
         return None if self.line is None else self.line + self.text.count("\n", 0, offset)
 
-    def place_of(self, span: Span) -> str:
+    def place_of(self, span: TextSpan) -> str:
         """Return where a piece of the text stands in the source, e.g. `lines 3 to 5` or `sheet Plan, row 7`."""
         first = self.line_of(span.start)
         last = self.line_of(max(span.end - 1, span.start))
@@ -82,7 +82,7 @@ class ReadText:
             return self.place
         return f"line {first}" if first == last else f"lines {first} to {last}"
 
-    def _place_without_lines(self, span: Span) -> str:
+    def _place_without_lines(self, span: TextSpan) -> str:
         place = place_of(Passage(self.location, self.place, self.text), span.start, self.text[slice(*span)])
         begin = self.text.rfind("\n", 0, span.start) + 1
         row = self.text[begin:].partition("\n")[0]
@@ -93,7 +93,7 @@ class ReadText:
             return place
         return f"{place.rpartition(', row ')[0]}, cell {cell}"
 
-    def heading_of(self, span: Span) -> str:
+    def heading_of(self, span: TextSpan) -> str:
         """Return the heading under which a piece stands in a Word or Markdown file, where the text has that heading."""
         if self.line is None or not (format_of(self.location) or self.location.lower().endswith(_MARKDOWN)):
             return ""
@@ -108,7 +108,7 @@ class ReadText:
                 heading = match[1]
         return one_line(heading, _HEADING_CHARS)
 
-    def located(self, span: Span) -> str:
+    def located(self, span: TextSpan) -> str:
         """Return the source with the place of a piece, on one line: `notes.md:3`, `report.pdf, page 3`, an address."""
         line = self.line_of(span.start)
         if line is not None:
@@ -125,7 +125,7 @@ class SourcePassage:
     """
 
     read: ReadText
-    span: Span
+    span: TextSpan
     elsewhere: bool = False
 
     @property
@@ -296,7 +296,7 @@ class ReadSources:
             return None
         read = min(texts, key=lambda each: (each.tool == WEB_SEARCH, not each.place, named.distance_to(each)))
         start = named.offset(read)
-        return SourcePassage(read, Span(start, start))
+        return SourcePassage(read, TextSpan(start, start))
 
 
 class _NamedSource:
@@ -327,7 +327,7 @@ class _NamedSource:
             return re.search(rf"{_OPENS}{re.escape(location)}/?(?:#\S*)?{_ENDS}", self.text) is not None
         return re.search(f"{_OPENS}{_ABSOLUTE}{re.escape(location)}{_ENDS}", self.text) is not None
 
-    def distance(self, read: ReadText, span: Span) -> int:
+    def distance(self, read: ReadText, span: TextSpan) -> int:
         """Return how far a piece of a text is from the place that is named: in lines, or 1 for another page."""
         line = read.line_of(span.start)
         if self._line is not None and line is not None:
@@ -338,7 +338,7 @@ class _NamedSource:
         if self._line is not None and read.line is not None:
             last = read.line + read.text.count("\n")
             return max(read.line - self._line, self._line - last, 0)
-        return self.distance(read, Span(0, 0))
+        return self.distance(read, TextSpan(0, 0))
 
     def offset(self, read: ReadText) -> int:
         """Return where in a text the named line begins; 0 where none is named."""

@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Place:
+class OpenFolders:
     """The open folders of a run: what it reads, what it hands over, and where it changes files or runs commands."""
 
     files: Root | None = None
@@ -84,12 +84,12 @@ class RunFolders:
 
     async def open(
         self, run: RunRow, config: RunConfig, tools: Mapping[str, Tool], scratch: Path, sandbox: Sandbox | None
-    ) -> Place:
+    ) -> OpenFolders:
         """Open the folders of a run. Raises ConfigNotSupported, FolderReplaced: see `prepare`."""
         if self._travel.is_elsewhere(config):
             await self._receive_folder(run)
         files, artifacts = await self.in_time(lambda: self._open_folders(config, run))
-        place = Place(files, artifacts)
+        place = OpenFolders(files, artifacts)
         if sandbox is None:
             return place
         if config.coding is not None:
@@ -194,7 +194,7 @@ class RunFolders:
                 files.close()
             raise
 
-    def close(self, run: RunRow, place: Place, ended: bool) -> None:
+    def close(self, run: RunRow, place: OpenFolders, ended: bool) -> None:
         place.close()
         if ended:
             self.remove(run)

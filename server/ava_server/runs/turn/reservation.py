@@ -373,14 +373,13 @@ class Reservations:
         phase = self._outliner.phase()
         if attempt > 1:
             return _Notice(phase=phase)
-        texts = prompts("ava_server.runs.turn", "outline")
         if phase is not None:
             assert self._history.prefix is not None, "a run starts with its prefix"
             tools = ", ".join(str(tool["name"]) for tool in self._history.prefix.tools)
-            return _Notice(texts[phase].replace("{tools}", tools), (f"plan:{phase}",), phase)
+            return _Notice(_outline_prompts()[phase].replace("{tools}", tools), (f"plan:{phase}",), phase)
         ready = self._history.outline.ready
         if ready is not None and ready.plan and TO_WORK not in self._history.notices_sent:
-            text = texts["work"]
+            text = _outline_prompts()["work"]
             left = self._notice_of_caps()
             if left.text:
                 text = f"{text}\n\n{left.text}"
@@ -583,3 +582,7 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
         else:
             high = middle - 1
     return best
+
+
+def _outline_prompts() -> Mapping[str, str]:
+    return prompts("ava_server.runs.turn", "outline")

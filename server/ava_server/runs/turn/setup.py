@@ -59,7 +59,7 @@ from ava_server.runs.turn.context import (
     SecretInjection,
 )
 from ava_server.runs.turn.first_call import started, with_cost_figures
-from ava_server.runs.turn.folders import Place, RunFolders
+from ava_server.runs.turn.folders import OpenFolders, RunFolders
 from ava_server.runs.turn.prompt_prefix import PromptPrefixes
 from ava_server.runs.turn.resources import RunResources
 from ava_server.runs.turn.reuse import folder_state, run_mark
@@ -237,7 +237,7 @@ class RunSetup:
         mark = await self._mark(config, prefix, brief, history.task.inputs or ())
         return prefix.model_copy(update={"mark": mark})
 
-    def _tool_context(self, place: Place, sandbox: Sandbox | None) -> ToolContext:
+    def _tool_context(self, place: OpenFolders, sandbox: Sandbox | None) -> ToolContext:
         """Return what tools have of a run's folders, and the sandbox of those that run commands there."""
         has_programs = place.bench is not None or place.worktree is not None
         return ToolContext(
@@ -375,7 +375,7 @@ class RunSetup:
 
     async def open_place(
         self, run: RunRow, config: RunConfig, tools: Mapping[str, Tool], scratch: Path, sandbox: Sandbox | None
-    ) -> Place:
+    ) -> OpenFolders:
         """Open the folders of a run. Raises ConfigNotSupported, FolderReplaced: see `prepare`."""
         return await self.folders.open(run, config, tools, scratch, sandbox)
 

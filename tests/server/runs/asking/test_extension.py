@@ -167,7 +167,7 @@ async def test_a_cancel_ends_it_at_once_and_holds_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-async def test_wraps_up_at_once_where_its_group_has_no_time_to_wait(tmp_path: Path) -> None:
+async def test_wraps_up_at_once_where_its_plan_has_no_time_to_wait(tmp_path: Path) -> None:
     def play(asked: dict[str, Any]) -> Step:
         return hand_over() if "the second" in json.dumps(asked["messages"]) else extensions.keep_noting(asked)
 

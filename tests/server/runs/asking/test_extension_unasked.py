@@ -84,7 +84,7 @@ async def test_a_run_that_auto_started_wraps_up_at_once(tmp_path: Path) -> None:
         assert await lab.facts(answer.subagent_id, Asked) == []
 
 
-async def test_a_group_is_never_asked_for_more_than_its_cap(tmp_path: Path) -> None:
+async def test_a_plan_is_never_asked_for_more_than_its_cap(tmp_path: Path) -> None:
     async with open_lab(tmp_path, extensions.keep_noting, config=PRICED) as lab:
         lab.session.channel = "terminal"
         made = [await lab.propose(task="one", **extensions.CAP), await lab.propose(task="two", **extensions.CAP)]

@@ -171,7 +171,7 @@ async def test_other_calls_of_the_same_answer_are_done_first_and_once(tmp_path: 
         assert sorted(calls) == ["ask", "save_artifact", "scratchpad"]
 
 
-async def test_a_group_without_time_to_wait_refuses_the_question(tmp_path: Path) -> None:
+async def test_a_plan_without_time_to_wait_refuses_the_question(tmp_path: Path) -> None:
     async with open_lab(tmp_path, ask_and_hand_over(), config=PRICED) as lab:
         one, two = await lab.propose(), await lab.propose(task="Another")
         line = (await lab.approve(one, two, group_timeout=50)).approval_lines[-1]

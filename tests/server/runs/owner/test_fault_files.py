@@ -77,7 +77,7 @@ async def test_a_server_starts_despite_odd_files_among_the_lock_files(tmp_path: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-async def test_cancels_a_group_even_if_the_files_of_one_member_cannot_be_listed(tmp_path: Path) -> None:
+async def test_cancels_a_plan_even_if_the_files_of_one_member_cannot_be_listed(tmp_path: Path) -> None:
     gates = [Gate() for _ in range(3)]
     async with open_lab(tmp_path, [Say("x", gate=gate) for gate in gates], config=PRICED) as lab:
         proposals = [await lab.propose(task=f"number {number}") for number in range(3)]
@@ -142,9 +142,9 @@ async def test_running_out_of_file_descriptors_briefly_does_not_end_the_server(t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("grouped", [False, True], ids=["alone", "in a group"])
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "in a plan"])
 async def test_a_run_without_free_file_descriptors_continues_and_counts_no_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouped: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: bool
 ) -> None:
     tries: list[str] = []
     starts = AgentRun._start_servers
@@ -153,7 +153,7 @@ async def test_a_run_without_free_file_descriptors_continues_and_counts_no_fault
         tries.append(run.id)
         if len(tries) <= 3:  # more often than Ava tolerates a fault
             error = OSError(errno.EMFILE, "Too many open files")
-            raise ExceptionGroup("of a tool", [error]) if grouped else error
+            raise ExceptionGroup("of a tool", [error]) if together else error
         return await starts(run, within_s)
 
     monkeypatch.setattr(AgentRun, "_start_servers", short)

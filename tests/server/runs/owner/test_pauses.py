@@ -102,7 +102,7 @@ async def test_a_permanent_limit_ends_the_run(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-async def test_the_group_timeout_continues_during_a_pause_and_ends_it(tmp_path: Path) -> None:
+async def test_the_plan_timeout_continues_during_a_pause_and_ends_it(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [LATER, LATER, Say("late", gate=gate)], config=ONE) as lab:
         made = [await lab.propose(task=str(number)) for number in range(3)]
@@ -116,7 +116,7 @@ async def test_the_group_timeout_continues_during_a_pause_and_ends_it(tmp_path: 
 
 
 @pytest.mark.slow
-async def test_the_group_timeout_ends_a_run_that_waits_for_a_slot(tmp_path: Path) -> None:
+async def test_the_plan_timeout_ends_a_run_that_waits_for_a_slot(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("late", gate=gate)], config=ONE) as lab:
         made = [await lab.propose(task=str(number)) for number in range(2)]
@@ -126,7 +126,7 @@ async def test_the_group_timeout_ends_a_run_that_waits_for_a_slot(tmp_path: Path
         assert answer.status == "approved"
         await anyio.sleep(1.5)
         states = [(await lab.run(proposal.subagent_id)).state for proposal in made]
-        assert states == ["queued", "queued"], "a group's clock begins with its first run"
+        assert states == ["queued", "queued"], "a plan's clock begins with its first run"
         gate.released.set()
         await lab.ended(other)
         for proposal in made:

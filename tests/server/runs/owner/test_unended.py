@@ -17,10 +17,10 @@ from ava_server.runs.record import unended
 from ava_server.runs.record.unended import Unended, read_unended
 
 
-def steps(number: int, group: str | None) -> Iterator[Event]:
+def steps(number: int, plan: str | None) -> Iterator[Event]:
     """The life of a run, with a pause and a second claim in between."""
     life = Life(f"S-{number:06d}", user=f"user-{number % 3}")
-    yield from (life.proposal(), life.task(), life.approval(group), life.claim())
+    yield from (life.proposal(), life.task(), life.approval(plan), life.claim())
     yield life.reservation()
     yield life.settlement()
     yield life.pause(until_us=1)

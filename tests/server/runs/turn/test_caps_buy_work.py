@@ -263,9 +263,9 @@ async def test_ten_runs_share_one_dollar_and_never_pass_it(tmp_path: Path) -> No
         line = asked.decisions[0].refused_because
         last = re.search(r"(10 subagents together, at most \$1(?:\.00)?)", f"{line} {asked}")
         assert last, asked
-        group = await lab.approve(*made, group_max_cost_cents=100, last=last[1])
+        answer = await lab.approve(*made, group_max_cost_cents=100, last=last[1])
         runs = [await lab.ended(each.subagent_id, 60) for each in made]
-    assert group.status == "approved", group
+    assert answer.status == "approved", answer
     assert sum(run.cost_micros for run in runs) <= 1_000_000
     assert [run.state for run in runs].count("success") >= 8
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from support.logs.cutting import all_entries, go_on_from
 from support.model_server import Fail, Gate, HangUp, Say, Step, run_model_server
-from support.runs import planning
+from support.runs import outlines
 from support.runtime import PRICED, Lab, check_budgets, check_requests, hand_over, open_lab, wait_for
 from support.sample import sample
 
@@ -38,37 +38,37 @@ from ava_server.runs.turn.reservation import DOING, NO_OUTLINE
 async def test_a_run_analyses_plans_reviews_and_then_starts_work_with_the_plan(
     tmp_path: Path,
 ) -> None:
-    planner = planning.Planner()
-    async with open_lab(tmp_path, planner, config=PRICED) as lab:
-        run_id = await planning.run_with_plan(lab)
+    outliner = outlines.Outliner()
+    async with open_lab(tmp_path, outliner, config=PRICED) as lab:
+        run_id = await outlines.run_with_plan(lab)
         requests = [request.json for request in lab.server.requests]
-        assert planner.asked == [planning.ANALYSIS, planning.PLAN, planning.REVIEW, planning.WORK, planning.WORK]
+        assert outliner.asked == [outlines.ANALYSIS, outlines.PLAN, outlines.REVIEW, outlines.WORK, outlines.WORK]
         [ready] = await lab.facts(run_id, PlanReady)
-        assert (ready.plan, ready.reviewed) == (planning.BETTER_PLAN, True)
+        assert (ready.plan, ready.reviewed) == (outlines.BETTER_PLAN, True)
         assert [fact.phase for fact in await lab.facts(run_id, CostReserved)] == [*DOING, None, None]
         activities = [fact.activity for fact in await lab.facts(run_id, Activity)]
         assert activities[:3] == ["Analysing the task", "Planning", "Reviewing the plan"]
         run, result = await lab.run(run_id), await lab.result(run_id)
         assert (run.state, run.turns, result["iterations"]) == ("success", 5, 5), "they count as turns"
-        parts = await planning.check_parts(lab, run_id)
+        parts = await outlines.check_parts(lab, run_id)
         assert set(parts) == {"plan", "input", "output"} and parts["plan"] > 0
-    assert [planning.roles_in(request) for request in requests[:3]] == [
+    assert [outlines.roles_in(request) for request in requests[:3]] == [
         ["system", *["user"] * 2],
         ["system", "user", "user", "assistant", "user"],
         ["system", "user", "user", "assistant", "user", "assistant", "user"],
     ]
-    assert requests[1]["messages"][-2]["content"] == planning.ANALYSED.text
-    assert requests[2]["messages"][-2]["content"] == planning.FIRST_PLAN
+    assert requests[1]["messages"][-2]["content"] == outlines.ANALYSED.text
+    assert requests[2]["messages"][-2]["content"] == outlines.FIRST_PLAN
     work = requests[3]["messages"]
     assert [message["role"] for message in work] == ["system", "user", "assistant", "user"]
-    assert work[2]["content"] == planning.BETTER_PLAN and work[3]["content"].startswith("Planning is over")
+    assert work[2]["content"] == outlines.BETTER_PLAN and work[3]["content"].startswith("Planning is over")
     assert requests[4]["messages"][:4] == work, "it stays there"
 
 
 @pytest.mark.requirement("S5-13")
 async def test_planning_and_work_send_identical_prefix_and_tool_bytes(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, planning.Planner()) as lab:
-        await planning.run_with_plan(lab)
+    async with open_lab(tmp_path, outlines.Outliner()) as lab:
+        await outlines.run_with_plan(lab)
         bodies = [request.body for request in lab.server.requests]
         plain = await lab.start(task="What does it cost?")
         await lab.ended(plain)
@@ -87,8 +87,8 @@ async def test_planning_and_work_send_identical_prefix_and_tool_bytes(tmp_path: 
 
 @pytest.mark.requirement("S5-13")
 async def test_the_review_lists_the_tools_that_are_available(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, planning.Planner()) as lab:
-        await planning.run_with_plan(
+    async with open_lab(tmp_path, outlines.Outliner()) as lab:
+        await outlines.run_with_plan(
             lab, tools=["read_file", "search_codebase", "scratchpad"], blocked_tools=["scratchpad"]
         )
         review = lab.server.requests[2].json
@@ -100,11 +100,11 @@ async def test_the_review_lists_the_tools_that_are_available(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("said", ["KEEP", "**Keep.**\n"])
 async def test_a_review_that_approves_the_plan_leaves_it_unchanged(tmp_path: Path, said: str) -> None:
-    async with open_lab(tmp_path, planning.Planner(review=Say(said))) as lab:
-        run_id = await planning.run_with_plan(lab)
-        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=planning.FIRST_PLAN, reviewed=True)]
+    async with open_lab(tmp_path, outlines.Outliner(review=Say(said))) as lab:
+        run_id = await outlines.run_with_plan(lab)
+        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=outlines.FIRST_PLAN, reviewed=True)]
         work = lab.server.requests[3].json["messages"]
-    assert [message["content"] for message in work[2:3]] == [planning.FIRST_PLAN]
+    assert [message["content"] for message in work[2:3]] == [outlines.FIRST_PLAN]
     assert [message["role"] for message in work] == ["system", "user", "assistant", "user"]
 
 
@@ -131,21 +131,21 @@ async def test_planning_is_off_by_default_and_the_proposal_shows_when_it_is_on(t
 
 async def test_the_offline_reader_does_not_plan(tmp_path: Path) -> None:
     async with open_lab(tmp_path) as lab:
-        run_id = await planning.run_with_plan(lab, model="offline/extractive", task="What does Otter charge?")
+        run_id = await outlines.run_with_plan(lab, model="offline/extractive", task="What does Otter charge?")
         assert (await lab.run(run_id)).state == "success"
         assert await lab.facts(run_id, PlanReady) == []
         assert {fact.phase for fact in await lab.facts(run_id, CostReserved)} == {None}
 
 
 async def test_a_retry_plans_again(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, planning.Planner()) as lab:
-        again = await lab.call("spawn_subagent", retry_of=await planning.run_with_plan(lab))
+    async with open_lab(tmp_path, outlines.Outliner()) as lab:
+        again = await lab.call("spawn_subagent", retry_of=await outlines.run_with_plan(lab))
         assert "It plans first" in again.message
 
 
 async def test_keeps_a_message_received_during_planning(tmp_path: Path) -> None:
     gate = Gate()
-    async with open_lab(tmp_path, planning.Planner(plan=Say(planning.FIRST_PLAN, gate=gate))) as lab:
+    async with open_lab(tmp_path, outlines.Outliner(plan=Say(outlines.FIRST_PLAN, gate=gate))) as lab:
         (lab.workspace / "a.md").write_text("twelve\n")
         run_id = await lab.start(plan=True)
         await wait_for(gate.arrived)
@@ -155,15 +155,15 @@ async def test_keeps_a_message_received_during_planning(tmp_path: Path) -> None:
         review, work = (lab.server.requests[number].json["messages"] for number in (2, 3))
     assert "and Descript too" in review[-2]["content"]
     assert [message["role"] for message in work] == ["system", "user", "user", "assistant", "user"]
-    assert "and Descript too" in work[2]["content"] and work[3]["content"] == planning.BETTER_PLAN
+    assert "and Descript too" in work[2]["content"] and work[3]["content"] == outlines.BETTER_PLAN
 
 
 async def test_trimming_results_never_removes_the_plan(tmp_path: Path) -> None:
-    planner = planning.Planner()
+    outliner = outlines.Outliner()
 
     def step(request: dict[str, Any]) -> Step:
-        if planning.purpose_of(request) != planning.WORK:
-            return counted(request, planner(request))
+        if outlines.purpose_of(request) != outlines.WORK:
+            return counted(request, outliner(request))
         turn = sum(message["role"] == "tool" for message in request["messages"])
         return counted(request, hand_over() if turn >= 14 else Say(calls=[("read_file", {"path": f"{turn}.md"})]))
 
@@ -171,11 +171,11 @@ async def test_trimming_results_never_removes_the_plan(tmp_path: Path) -> None:
         for number in range(14):
             lines = "".join(f"file {number} line {line} says twelve cents\n" for line in range(450))
             (lab.workspace / f"{number}.md").write_text(lines)
-        run_id = await planning.run_with_plan(lab, max_iterations=30, max_tokens=200_000)
+        run_id = await outlines.run_with_plan(lab, max_iterations=30, max_tokens=200_000)
         assert (await lab.run(run_id)).state == "success"
         work = [request.json["messages"] for request in lab.server.requests[3:]]
     assert "characters left out" in json.dumps(work[-1])
-    assert all(messages[2]["content"] == planning.BETTER_PLAN for messages in work)
+    assert all(messages[2]["content"] == outlines.BETTER_PLAN for messages in work)
 
 
 async def test_the_plan_comes_with_the_remaining_limits_if_planning_used_most(
@@ -183,11 +183,11 @@ async def test_the_plan_comes_with_the_remaining_limits_if_planning_used_most(
 ) -> None:
     monkeypatch.setattr(reservation, "NEARLY", 0.3)  # one call may use a quarter of what is left
     dear = {"prompt_tokens": 2_000, "completion_tokens": 1_500, "total_tokens": 3_500}
-    steps = {planning.ANALYSIS: planning.ANALYSED, planning.PLAN: planning.PLANNED, planning.REVIEW: planning.REVIEWED}
-    planner = planning.Planner(**{name: replace(step, usage=dear) for name, step in steps.items()})
+    steps = {outlines.ANALYSIS: outlines.ANALYSED, outlines.PLAN: outlines.PLANNED, outlines.REVIEW: outlines.REVIEWED}
+    outliner = outlines.Outliner(**{name: replace(step, usage=dear) for name, step in steps.items()})
     config = PRICED.replace("input = 3.0", "input = 0.1").replace("cache_write = 3.75", "cache_write = 0.1")
-    async with open_lab(tmp_path, planner, config=config) as lab:
-        run_id = await planning.run_with_plan(lab, max_cost_cents=22)
+    async with open_lab(tmp_path, outliner, config=config) as lab:
+        run_id = await outlines.run_with_plan(lab, max_cost_cents=22)
         work = lab.server.requests[3].json["messages"][-1]["content"]
         told = [fact.notices for fact in await lab.facts(run_id, CostReserved)]
     assert re.fullmatch(r"Planning is over.*\n\nLeft of your limits: \$0\.\d+\. .*", work)
@@ -211,12 +211,12 @@ def counted(request: dict[str, Any], step: Step) -> Step:
 NOTHING: Mapping[str, list[Step]] = {
     "nothing": [Say("")],
     "white space": [Say(" \n")],
-    "a tool call": [planning.CALLS],
+    "a tool call": [outlines.CALLS],
     "a result": [hand_over()],
 }
 ERRORS: Mapping[str, list[Step]] = {
     "an error": [Fail(400)],
-    "two dropped lines": [planning.CUT, planning.CUT],
+    "two dropped lines": [outlines.CUT, outlines.CUT],
     "a key that is none": [Fail(401)],
 }
 """Two answers that break off are the most that one turn may have: what they cost is booked in full."""
@@ -229,47 +229,47 @@ ERRORS: Mapping[str, list[Step]] = {
         *NOTHING.values(),
         *ERRORS.values(),
         [Say("It looks good to me.")],
-        *([Say(planning.BETTER_PLAN, finish_reason=cut)] for cut in ("length", "max_output_tokens")),
+        *([Say(outlines.BETTER_PLAN, finish_reason=cut)] for cut in ("length", "max_output_tokens")),
     ],
     ids=[*NOTHING, *ERRORS, "no plan", "half a plan", "half a plan over responses"],
 )
 async def test_a_failed_review_leaves_the_plan_unchanged(tmp_path: Path, said: list[Step]) -> None:
-    planner = planning.Planner(review=list(said))
-    async with open_lab(tmp_path, planner, config=PRICED) as lab:
-        run_id = await planning.run_with_plan(lab)
+    outliner = outlines.Outliner(review=list(said))
+    async with open_lab(tmp_path, outliner, config=PRICED) as lab:
+        run_id = await outlines.run_with_plan(lab)
         assert (await lab.run(run_id)).state == "success"
-        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=planning.FIRST_PLAN, reviewed=False)]
-        assert planner.asked == [
-            planning.ANALYSIS,
-            planning.PLAN,
-            *[planning.REVIEW] * len(said),
-            planning.WORK,
-            planning.WORK,
+        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=outlines.FIRST_PLAN, reviewed=False)]
+        assert outliner.asked == [
+            outlines.ANALYSIS,
+            outlines.PLAN,
+            *[outlines.REVIEW] * len(said),
+            outlines.WORK,
+            outlines.WORK,
         ], "it is not asked for again"
         work = lab.server.requests[-2].json["messages"]
         assert [message["role"] for message in work] == ["system", "user", "assistant", "user"]
-        assert work[2]["content"] == planning.FIRST_PLAN
+        assert work[2]["content"] == outlines.FIRST_PLAN
         assert [fact.tool for fact in await lab.facts(run_id, ToolCall)] == ["read_file"], "only the work's own"
-        parts = await planning.check_parts(lab, run_id)
+        parts = await outlines.check_parts(lab, run_id)
         assert parts["plan"] > 0 and "uncosted" not in parts
 
 
 @pytest.mark.requirement("S5-13")
 @pytest.mark.parametrize("said", [*NOTHING.values(), *ERRORS.values()], ids=[*NOTHING, *ERRORS])
 async def test_a_run_whose_planning_fails_works_without_a_plan(tmp_path: Path, said: list[Step]) -> None:
-    planner = planning.Planner(plan=list(said))
-    async with open_lab(tmp_path, planner, config=PRICED) as lab:
-        run_id = await planning.run_with_plan(lab)
+    outliner = outlines.Outliner(plan=list(said))
+    async with open_lab(tmp_path, outliner, config=PRICED) as lab:
+        run_id = await outlines.run_with_plan(lab)
         assert (await lab.run(run_id)).state == "success"
         assert await lab.facts(run_id, PlanReady) == [PlanReady(plan="", reviewed=False)]
         assert NO_OUTLINE in [fact.activity for fact in await lab.facts(run_id, Activity)]
-        assert planner.asked == [planning.ANALYSIS, *[planning.PLAN] * len(said), planning.WORK, planning.WORK]
+        assert outliner.asked == [outlines.ANALYSIS, *[outlines.PLAN] * len(said), outlines.WORK, outlines.WORK]
         assert [fact.tool for fact in await lab.facts(run_id, ToolResult) if fact.turn is not None] == [
             "read_file",
             "submit_result",
         ]
         work = lab.server.requests[-2].body
-        await planning.check_parts(lab, run_id)
+        await outlines.check_parts(lab, run_id)
         plain = await lab.start()
         await lab.ended(plain)
         assert lab.server.requests[-2].body == work, "byte for byte"
@@ -277,41 +277,41 @@ async def test_a_run_whose_planning_fails_works_without_a_plan(tmp_path: Path, s
 
 @pytest.mark.parametrize("said", NOTHING.values(), ids=NOTHING)
 async def test_plans_even_if_the_analysis_fails(tmp_path: Path, said: list[Step]) -> None:
-    planner = planning.Planner(analysis=list(said))
-    async with open_lab(tmp_path, planner) as lab:
-        run_id = await planning.run_with_plan(lab)
-        assert planner.asked == [planning.ANALYSIS, planning.PLAN, planning.REVIEW, planning.WORK, planning.WORK]
-        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=planning.BETTER_PLAN, reviewed=True)]
+    outliner = outlines.Outliner(analysis=list(said))
+    async with open_lab(tmp_path, outliner) as lab:
+        run_id = await outlines.run_with_plan(lab)
+        assert outliner.asked == [outlines.ANALYSIS, outlines.PLAN, outlines.REVIEW, outlines.WORK, outlines.WORK]
+        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=outlines.BETTER_PLAN, reviewed=True)]
         second = lab.server.requests[1].json["messages"]
     assert [message["role"] for message in second] == ["system", "user", "user"]
-    assert second[-1]["content"].startswith(planning.MARKS[planning.PLAN])
+    assert second[-1]["content"].startswith(outlines.MARKS[outlines.PLAN])
 
 
 async def test_skips_the_remaining_planning_if_the_model_is_unreachable(tmp_path: Path) -> None:
-    planner = planning.Planner(analysis=Fail(400), work=Fail(400))
-    async with open_lab(tmp_path, planner) as lab:
-        run_id = await planning.run_with_plan(lab)
+    outliner = outlines.Outliner(analysis=Fail(400), work=Fail(400))
+    async with open_lab(tmp_path, outliner) as lab:
+        run_id = await outlines.run_with_plan(lab)
         result = await lab.result(run_id)
         assert (result["status"], result["error"]["kind"]) == ("error", "bad_request")
-    assert planner.asked == [planning.ANALYSIS, planning.WORK]
+    assert outliner.asked == [outlines.ANALYSIS, outlines.WORK]
 
 
 async def test_retries_a_failed_attempt_within_the_same_planning_step(tmp_path: Path) -> None:
-    planner = planning.Planner(plan=[HangUp(), planning.PLANNED])
-    async with open_lab(tmp_path, planner, config=PRICED) as lab:
-        run_id = await planning.run_with_plan(lab)
-        assert planner.asked == [
-            planning.ANALYSIS,
-            planning.PLAN,
-            planning.PLAN,
-            planning.REVIEW,
-            planning.WORK,
-            planning.WORK,
+    outliner = outlines.Outliner(plan=[HangUp(), outlines.PLANNED])
+    async with open_lab(tmp_path, outliner, config=PRICED) as lab:
+        run_id = await outlines.run_with_plan(lab)
+        assert outliner.asked == [
+            outlines.ANALYSIS,
+            outlines.PLAN,
+            outlines.PLAN,
+            outlines.REVIEW,
+            outlines.WORK,
+            outlines.WORK,
         ]
         reserved = [(fact.turn, fact.attempt, fact.phase) for fact in await lab.facts(run_id, CostReserved)]
         assert reserved[1:3] == [(2, 1, "plan"), (2, 2, "plan")]
         assert [fact.activity for fact in await lab.facts(run_id, Activity)].count("Planning") == 1
-        await planning.check_parts(lab, run_id)
+        await outlines.check_parts(lab, run_id)
 
 
 # -- caps while it plans --------------------------------------------------------------------------------------------
@@ -331,30 +331,30 @@ async def lowered(lab: Lab, caps: dict[str, Any], **more: Any) -> str:
 @pytest.mark.parametrize(
     ("turns", "asked", "ready"),
     [
-        (1, [planning.WRAP], []),
-        (2, [planning.ANALYSIS, planning.WRAP], [PlanReady(plan="", reviewed=False)]),
-        (3, [planning.ANALYSIS, planning.PLAN, planning.WRAP], [PlanReady(plan=planning.FIRST_PLAN, reviewed=False)]),
+        (1, [outlines.WRAP], []),
+        (2, [outlines.ANALYSIS, outlines.WRAP], [PlanReady(plan="", reviewed=False)]),
+        (3, [outlines.ANALYSIS, outlines.PLAN, outlines.WRAP], [PlanReady(plan=outlines.FIRST_PLAN, reviewed=False)]),
         (
             4,
-            [planning.ANALYSIS, planning.PLAN, planning.REVIEW, planning.WRAP],
-            [PlanReady(plan=planning.BETTER_PLAN, reviewed=True)],
+            [outlines.ANALYSIS, outlines.PLAN, outlines.REVIEW, outlines.WRAP],
+            [PlanReady(plan=outlines.BETTER_PLAN, reviewed=True)],
         ),
     ],
 )
 async def test_running_out_of_turns_during_planning_leads_to_the_wrap_up(
     tmp_path: Path, turns: int, asked: list[str], ready: list[PlanReady]
 ) -> None:
-    planner = planning.Planner()
-    async with open_lab(tmp_path, planner, config=PRICED) as lab:
+    outliner = outlines.Outliner()
+    async with open_lab(tmp_path, outliner, config=PRICED) as lab:
         run_id = await lowered(lab, {"max_iterations": turns})
         result = await lab.result(run_id)
         assert (result["status"], result["untrusted_result"]["output"]) == ("iteration_limit", "what there is")
-        assert planner.asked == asked
+        assert outliner.asked == asked
         assert await lab.facts(run_id, PlanReady) == ready
         last = lab.server.requests[-1].json["messages"]
         plans = [message["content"] for message in last if message["role"] == "assistant"]
         assert plans == [fact.plan for fact in ready if fact.plan]
-        await planning.check_parts(lab, run_id)
+        await outlines.check_parts(lab, run_id)
 
 
 def dear(prompt: int, answer: int) -> dict[str, int]:
@@ -363,55 +363,55 @@ def dear(prompt: int, answer: int) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("caps", "status", "plan"),
-    [({"max_cost_cents": 26}, "cost_exceeded", planning.FIRST_PLAN), ({"max_tokens": 36_000}, "token_exceeded", "")],
+    [({"max_cost_cents": 26}, "cost_exceeded", outlines.FIRST_PLAN), ({"max_tokens": 36_000}, "token_exceeded", "")],
     ids=["money", "tokens"],
 )
 async def test_running_out_of_money_or_tokens_during_planning_leads_to_the_wrap_up(
     tmp_path: Path, caps: dict[str, Any], status: str, plan: str
 ) -> None:
-    planner = planning.Planner(
-        analysis=Say(planning.ANALYSED.text, usage=dear(11_000, 3_500)),
-        plan=Say(planning.FIRST_PLAN, usage=dear(15_400, 1_200)),
+    outliner = outlines.Outliner(
+        analysis=Say(outlines.ANALYSED.text, usage=dear(11_000, 3_500)),
+        plan=Say(outlines.FIRST_PLAN, usage=dear(15_400, 1_200)),
     )
-    async with open_lab(tmp_path, planner, config=PRICED) as lab:
+    async with open_lab(tmp_path, outliner, config=PRICED) as lab:
         run_id = await lowered(lab, caps)
         run, result = await lab.run(run_id), await lab.result(run_id)
         assert (result["status"], result["untrusted_result"]["output"]) == (status, "what there is")
-        assert planner.asked == (
-            [planning.ANALYSIS, planning.PLAN, planning.WRAP] if plan else [planning.ANALYSIS, planning.WRAP]
+        assert outliner.asked == (
+            [outlines.ANALYSIS, outlines.PLAN, outlines.WRAP] if plan else [outlines.ANALYSIS, outlines.WRAP]
         )
         assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=plan, reviewed=False)]
         assert run.cost_micros <= 260_000 or "max_cost_cents" not in caps
-        assert run.tokens <= 45_000 and (await planning.check_parts(lab, run_id))["plan"] > 0
+        assert run.tokens <= 45_000 and (await outlines.check_parts(lab, run_id))["plan"] > 0
 
 
 @pytest.mark.slow
 async def test_a_timeout_during_planning_wraps_up_and_books_the_aborted_call_as_plan(
     tmp_path: Path,
 ) -> None:
-    planner = planning.Planner(review=Say("late", gate=Gate()))
-    async with open_lab(tmp_path, planner, config=PRICED) as lab:
-        run_id = await planning.run_with_plan(lab, timeout=5)
+    outliner = outlines.Outliner(review=Say("late", gate=Gate()))
+    async with open_lab(tmp_path, outliner, config=PRICED) as lab:
+        run_id = await outlines.run_with_plan(lab, timeout=5)
         result = await lab.result(run_id)
         assert (result["status"], result["untrusted_result"]["output"]) == ("timeout", "what there is")
-        assert planner.asked == [planning.ANALYSIS, planning.PLAN, planning.REVIEW, planning.WRAP]
-        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=planning.FIRST_PLAN, reviewed=False)]
+        assert outliner.asked == [outlines.ANALYSIS, outlines.PLAN, outlines.REVIEW, outlines.WRAP]
+        assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=outlines.FIRST_PLAN, reviewed=False)]
         settled = await lab.facts(run_id, CostUpdate)
         assert settled[2].settlement == "unknown" and settled[2].cost_by == {"plan": round(settled[2].cost_cents * 1e4)}
         assert result["uncosted"] is True
-        assert "uncosted" not in await planning.check_parts(lab, run_id)
+        assert "uncosted" not in await outlines.check_parts(lab, run_id)
 
 
 async def test_a_run_cancelled_during_planning_keeps_its_partial_output(tmp_path: Path) -> None:
     gate = Gate()
-    async with open_lab(tmp_path, planning.Planner(review=Say("late", gate=gate)), config=PRICED) as lab:
+    async with open_lab(tmp_path, outlines.Outliner(review=Say("late", gate=gate)), config=PRICED) as lab:
         run_id = await lab.start(plan=True)
         await wait_for(gate.arrived)
         await lab.call("cancel_subagent", subagent_id=run_id)
         run, result = await lab.run(run_id), await lab.result(run_id)
         assert run.state == "cancelled"
-        assert planning.FIRST_PLAN in result["untrusted_result"]["output"]
-        await planning.check_parts(lab, run_id)
+        assert outlines.FIRST_PLAN in result["untrusted_result"]["output"]
+        await outlines.check_parts(lab, run_id)
 
 
 # -- after a kill ---------------------------------------------------------------------------------------------------
@@ -419,8 +419,8 @@ async def test_a_run_cancelled_during_planning_keeps_its_partial_output(tmp_path
 STORIES: Mapping[str, dict[str, Step]] = {
     "all of it": {},
     "kept": {"review": Say("KEEP")},
-    "no analysis, no review": {"analysis": planning.CALLS, "review": planning.CALLS},
-    "no plan": {"plan": planning.CALLS},
+    "no analysis, no review": {"analysis": outlines.CALLS, "review": outlines.CALLS},
+    "no plan": {"plan": outlines.CALLS},
 }
 
 
@@ -433,7 +433,7 @@ async def test_a_kill_during_planning_gives_the_same_plan_without_repeated_calls
     """The log is cut behind each entry of a run in turn: that is what a kill at that moment leaves."""
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace" / "a.md").write_text("twelve cents")
-    with run_model_server(planning.Planner(**instead)) as server:
+    with run_model_server(outlines.Outliner(**instead)) as server:
         async with open_lab(tmp_path, server=server, config=PRICED) as lab:
             run_id = await lab.start(plan=True)
             await lab.ended(run_id)
@@ -450,7 +450,7 @@ async def test_a_kill_during_planning_gives_the_same_plan_without_repeated_calls
                 assert await lab.facts(run_id, PlanReady) == wanted, place
                 logged = sum(isinstance(entry.fact, AssistantMessage) and entry.generation == 1 for entry in kept)
                 assert len(server.requests) - before == calls - logged, f"{place}: a logged answer is asked for again"
-                await planning.check_parts(lab, run_id)
+                await outlines.check_parts(lab, run_id)
                 await lab.store.read(check_budgets)
                 in_flight = names[:count].count("CostReserved") > names[:count].count("CostUpdate")
                 settled = await lab.facts(run_id, CostUpdate)
@@ -463,8 +463,8 @@ async def test_the_token_count_covers_only_turns_still_in_the_conversation(
     tmp_path: Path, instead: dict[str, Step]
 ) -> None:
     """The next bound rests on it: a turn that is taken for covered and is not would be sent without being reserved."""
-    async with open_lab(tmp_path, planning.Planner(**instead)) as lab:
-        run_id = await planning.run_with_plan(lab)
+    async with open_lab(tmp_path, outlines.Outliner(**instead)) as lab:
+        run_id = await outlines.run_with_plan(lab)
         history, entries = History(run_id), await lab.entries(run_id)
     seen = 0
     for entry, after in pairwise(entries):
@@ -482,8 +482,8 @@ async def test_the_token_count_covers_only_turns_still_in_the_conversation(
 
 async def test_another_runtime_finishes_planning_after_the_first_one_closes(tmp_path: Path) -> None:
     gate = Gate()
-    planner = planning.Planner(review=[Say("lost", gate=gate), planning.REVIEWED])
-    with run_model_server(planner) as server:
+    outliner = outlines.Outliner(review=[Say("lost", gate=gate), outlines.REVIEWED])
+    with run_model_server(outliner) as server:
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
             (lab.workspace / "a.md").write_text("twelve cents")
             run_id = await lab.start(plan=True)
@@ -492,13 +492,13 @@ async def test_another_runtime_finishes_planning_after_the_first_one_closes(tmp_
         async with open_lab(tmp_path, server=server, config=PRICED) as lab:
             run = await lab.ended(run_id)
             assert (run.state, run.generation) == ("success", 2)
-            assert planner.asked == [
-                planning.ANALYSIS,
-                planning.PLAN,
-                planning.REVIEW,
-                planning.REVIEW,
-                planning.WORK,
-                planning.WORK,
+            assert outliner.asked == [
+                outlines.ANALYSIS,
+                outlines.PLAN,
+                outlines.REVIEW,
+                outlines.REVIEW,
+                outlines.WORK,
+                outlines.WORK,
             ]
-            assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=planning.BETTER_PLAN, reviewed=True)]
-            await planning.check_parts(lab, run_id)
+            assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=outlines.BETTER_PLAN, reviewed=True)]
+            await outlines.check_parts(lab, run_id)

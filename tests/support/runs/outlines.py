@@ -33,7 +33,7 @@ def purpose_of(request: dict[str, Any]) -> str:
     return next((name for name, mark in MARKS.items() if last.startswith(mark)), WORK)
 
 
-class Planner:
+class Outliner:
     """A model that plans, looks, and hands over; what it says to one thing can be given instead, once or for good."""
 
     def __init__(self, **instead: Step | list[Step]) -> None:

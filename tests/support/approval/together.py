@@ -24,7 +24,7 @@ def save_and_ask(request: dict[str, Any]) -> Step:
     return hand_over(output=told[-1])
 
 
-async def approve_group(lab: Lab, *made: Any, last: str) -> str:
+async def approve_together(lab: Lab, *made: Any, last: str) -> str:
     """Approve proposals together, whose line ends with `last`; return the id of their plan."""
     answer = await lab.approve(*made, last=last)
     assert answer.status == "approved", answer
