@@ -170,3 +170,12 @@ def test_a_hostile_document_is_refused_or_read_in_bounds_and_fetches_nothing(
     assert time.process_time() - began < 25
     with pytest.raises(BlockingIOError):
         listener.accept()
+
+
+@pytest.mark.parametrize(
+    "doctype", ["", '<!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.1//EN" "x.dtd">', "<!DOCTYPE svg [<!ENTITY n 'x'>]>"]
+)
+def test_a_picture_in_svg_does_not_keep_the_text_from_being_read(doctype: str) -> None:
+    parts = word_parts(p(r("The rent is 1150 euro.")))
+    parts["word/media/image1.svg"] = f'{doctype}<svg xmlns="http://www.w3.org/2000/svg"/>'
+    assert read_docx(pack_parts(parts)).text() == "The rent is 1150 euro."

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import socket
 import time
+import zipfile
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -188,3 +190,54 @@ def test_a_hostile_workbook_is_refused_or_read_in_bounds_and_fetches_nothing(
     assert time.process_time() - began < 25
     with pytest.raises(BlockingIOError):
         listener.accept()
+
+
+def strict(parts: dict[str, str | bytes]) -> dict[str, str | bytes]:
+    """Return parts of an office file in the strict form of ISO/IEC 29500."""
+    changed: dict[str, str | bytes] = {}
+    for name, content in parts.items():
+        assert isinstance(content, str)
+        changed[name] = re.sub(
+            r"http://schemas\.openxmlformats\.org/(\w+)/2006/(?!content)", r"http://purl.oclc.org/ooxml/\1/", content
+        )
+        changed[name] = str(changed[name]).replace(
+            "purl.oclc.org/ooxml/package/", "schemas.openxmlformats.org/package/2006/"
+        )
+    return changed
+
+
+ROWS = '<row r="2"><c r="A2" s=""><v>1150</v></c><c r="B2" t="d"><v>2026-03-02T00:00:00</v></c></row>'
+
+
+def test_reads_a_strict_workbook_as_the_usual_one() -> None:
+    usual = book_parts("rent", rows=ROWS)
+    in_strict = strict(usual)
+    assert "purl.oclc.org" in str(in_strict["xl/workbook.xml"])
+    found = read_xlsx(pack_parts(in_strict))
+    assert found == read_xlsx(pack_parts(usual))
+    assert "rent" in found.text() and "| 1150 | 2026-03-02 |" in found.text()
+
+
+def test_a_strict_workbook_has_the_same_bounds() -> None:
+    row = '<row r="2">' + "<c><v>1</v></c>" * 30_000 + "</row>"
+    with pytest.raises(ToolFailed, match="more than 50,000 elements in one row"):
+        read_xlsx(pack_parts(strict(book_parts("rent", rows=row))))
+
+
+def test_reads_parts_whose_names_have_backslashes() -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in book_parts("rent").items():
+            part = zipfile.ZipInfo()
+            part.filename = name.replace("/", "\\")
+            archive.writestr(part, content)
+    assert "rent" in read_xlsx(packed.getvalue()).text()
+
+
+def test_a_sheet_that_calls_itself_a_drawing_is_not_read() -> None:
+    parts = book_parts("rent")
+    parts["xl/worksheets/sheet.svg"] = "<!DOCTYPE x [<!ENTITY e 'e'>]>" + str(parts["xl/worksheets/sheet1.xml"])
+    parts["xl/_rels/workbook.xml.rels"] = str(parts["xl/_rels/workbook.xml.rels"]).replace("sheet1.xml", "sheet.svg")
+    found = read_xlsx(pack_parts(parts))
+    assert "rent" not in found.text()
+    assert found.missing == ("sheet Plan is listed but missing from the file",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import zipfile
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,10 @@ _MAX_DEPTH = 200
 _MAX_TAG_BYTES = 1_000_000
 _MAX_UNPARSED_BYTES = 1_000_000  # of a part that cannot be parsed here, e.g. in a rare encoding
 _CHUNK = 65_536
+_STRICT = b"http://purl.oclc.org/ooxml/"
+_STRICT_NAMESPACE = re.compile(rb"http://purl\.oclc\.org/ooxml/(\w+)/")
+_USUAL_NAMESPACE = rb"http://schemas.openxmlformats.org/\1/2006/"
+"""ISO/IEC 29500 has two forms: `transitional`, which everybody writes, and `strict`, with other namespaces."""
 _SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 
 
@@ -31,7 +36,7 @@ def open_office_file(data: bytes, kind: str, suffix: str, *, has_doctypes: bool 
 
     `has_doctypes`: a part may name a document type that is elsewhere, but may not declare one.
     """
-    archive = open_archive(data, kind, suffix)
+    archive = _in_usual_form(open_archive(data, kind, suffix))
     _check_parts(archive, _refuse_own_doctype if has_doctypes else _refuse_doctype)
     return archive
 
@@ -54,6 +59,38 @@ def open_archive(data: bytes, kind: str, suffix: str) -> zipfile.ZipFile:
     if len(parts) > _MAX_PARTS:
         raise _too_large(f"more than {_MAX_PARTS:,} parts")
     return archive
+
+
+def _in_usual_form(archive: zipfile.ZipFile) -> zipfile.ZipFile:
+    """Return an office file as most programs write it, so that one reader does for all.
+
+    Namespaces of the strict form get their usual names, and backslashes in the names of parts become slashes. Drawings
+    in SVG are left out: nobody reads them here, and they may declare a document type.
+    """
+    parts = archive.infolist()
+    has_backslash = any("\\" in part.filename for part in parts)
+    has_drawing = any(_is_drawing(part) for part in parts)
+    if not has_backslash and not has_drawing and not _is_strict(archive):
+        return archive
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as usual:
+        for part in parts:
+            if _is_drawing(part):
+                continue
+            content = _STRICT_NAMESPACE.sub(_USUAL_NAMESPACE, archive.read(part))
+            usual.writestr(part.filename.replace("\\", "/"), content)
+    return zipfile.ZipFile(packed)
+
+
+def _is_drawing(part: zipfile.ZipInfo) -> bool:
+    return part.filename.lower().endswith(".svg")
+
+
+def _is_strict(archive: zipfile.ZipFile) -> bool:
+    for part in archive.infolist():
+        if part.filename.lower() == "_rels/.rels":
+            return _STRICT in archive.read(part)
+    return False
 
 
 def _check_parts(archive: zipfile.ZipFile, doctype: Callable[..., None]) -> None:

@@ -17,22 +17,14 @@ from ava_roles.texts.formats.office import open_office_file, own_document_type
 
 _PREFIXES = {
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main": "w",
-    "http://purl.oclc.org/ooxml/wordprocessingml/main": "w",
     "http://schemas.openxmlformats.org/presentationml/2006/main": "p",
-    "http://purl.oclc.org/ooxml/presentationml/main": "p",
     "http://schemas.openxmlformats.org/drawingml/2006/main": "a",
-    "http://purl.oclc.org/ooxml/drawingml/main": "a",
     "http://schemas.openxmlformats.org/drawingml/2006/wordprocessingDrawing": "wp",
-    "http://purl.oclc.org/ooxml/drawingml/wordprocessingDrawing": "wp",
     "http://schemas.openxmlformats.org/drawingml/2006/picture": "pic",
-    "http://purl.oclc.org/ooxml/drawingml/picture": "pic",
     "http://schemas.openxmlformats.org/drawingml/2006/chart": "c",
-    "http://purl.oclc.org/ooxml/drawingml/chart": "c",
     "http://schemas.microsoft.com/office/drawing/2014/chartex": "c",
     "http://schemas.openxmlformats.org/drawingml/2006/diagram": "dgm",
-    "http://purl.oclc.org/ooxml/drawingml/diagram": "dgm",
     "http://schemas.openxmlformats.org/officeDocument/2006/math": "m",
-    "http://purl.oclc.org/ooxml/officeDocument/math": "m",
     "http://schemas.openxmlformats.org/markup-compatibility/2006": "mc",
     "http://schemas.openxmlformats.org/package/2006/relationships": "rel",
     "http://purl.org/dc/elements/1.1/": "dc",
@@ -48,7 +40,7 @@ _PREFIXES = {
     "urn:schemas-microsoft-com:vml": "v",
     "urn:schemas-microsoft-com:office:office": "o",
 }
-"""Namespaces of office files, as Office writes them and in the strict form of the standard."""
+"""Namespaces of office files."""
 
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 _names: dict[str, str] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import time
 import warnings
@@ -43,12 +42,12 @@ _SHAPES = "{http://schemas.openxmlformats.org/drawingml/2006/spreadsheetDrawing}
 @parsing("workbook")
 def read_xlsx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
     """Return a workbook, a table for each sheet: values as last calculated, and formulas of cells without a value."""
-    with open_office_file(data, "workbook", ".xlsx") as archive:
-        if "xl/workbook.bin" in archive.namelist():
-            raise ToolFailed("this workbook cannot be read: it is in a binary format; ask for a copy saved as .xlsx")
+    archive = open_office_file(data, "workbook", ".xlsx")
+    if "xl/workbook.bin" in archive.namelist():
+        raise ToolFailed("this workbook cannot be read: it is in a binary format; ask for a copy saved as .xlsx")
     with warnings.catch_warnings():  # openpyxl warns of what it could not write again, which nobody asks it to do
         warnings.simplefilter("ignore")
-        reader = _reader(data)
+        reader = _reader(archive)
         reader.read()
         try:
             return _Book(reader).extracted()
@@ -292,14 +291,14 @@ class _Sheet(NamedTuple):
     path: str  # in the archive
 
 
-def _reader(data: bytes) -> Any:
+def _reader(archive: zipfile.ZipFile) -> Any:
     excel: Any = import_module("openpyxl.reader.excel")
 
     class Reader(excel.ExcelReader):  # type: ignore[misc]
         """Opens a workbook without its sheets, and without the files to which it links."""
 
         def __init__(self) -> None:
-            super().__init__(io.BytesIO(data), read_only=True, data_only=True, keep_links=False)  # pyright: ignore[reportUnknownMemberType]
+            super().__init__(archive.fp, read_only=True, data_only=True, keep_links=False)  # pyright: ignore[reportUnknownMemberType]
             self.sheets: list[_Sheet] = []
             self.charts: list[str] = []
             self.lost: list[str] = []
@@ -333,6 +332,8 @@ def _parser_class() -> Any:
             self._translated = 0  # characters of formulas
 
         def parse_cell(self, element: Any) -> dict[str, Any]:
+            if element.get("s") == "":  # some programs write no style so; openpyxl takes it for one
+                del element.attrib["s"]
             cell = cast("dict[str, Any]", super().parse_cell(element))  # pyright: ignore[reportUnknownMemberType]
             formula = element.find(formula_tag)
             if formula is None:
