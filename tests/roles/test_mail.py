@@ -249,3 +249,25 @@ def test_a_hostile_email_is_refused_or_read_in_bounds(name: str) -> None:
     assert time.process_time() - began < 25
     assert "root:" not in said
     assert re.search(says, said)
+
+
+def test_reads_a_forwarded_message_in_base64() -> None:
+    inner = mail("The fee is 9 percent, für März.").as_bytes()
+    parts = (
+        HEAD + b"Content-Type: multipart/mixed; boundary=b\r\n\r\n--b\r\n\r\nsee below\r\n--b\r\n"
+        b"Content-Type: message/rfc822\r\nContent-Transfer-Encoding: BASE64\r\n\r\n"
+        + base64.encodebytes(inner)
+        + b"\r\n--b--\r\n"
+    )
+    found = read_mail(parts)
+    assert [part.place for part in found.parts] == ["", "forwarded message 1"]
+    assert "Subject: Kündigung" in found.parts[1].text
+    assert found.parts[1].text.endswith("The fee is 9 percent, für März.")
+
+
+def test_a_forwarded_message_whose_code_hides_no_message_is_shown_as_it_is() -> None:
+    parts = (
+        HEAD + b"Content-Type: multipart/mixed; boundary=b\r\n\r\n--b\r\nContent-Type: message/rfc822\r\n"
+        b"Content-Transfer-Encoding: base64\r\n\r\nbm8gaGVhZGVycyBoZXJl\r\n--b--\r\n"
+    )
+    assert "bm8gaGVhZGVycyBoZXJl" in read_mail(parts).text()

@@ -58,3 +58,12 @@ ATTACKS = {"RTF": (rtf_attacks, read_rtf)}
 def test_a_hostile_file_is_refused_or_read_in_bounds_and_fetches_nothing(name: str, listener: socket.socket) -> None:
     attack = rtf_attacks(listener.getsockname()[1])[name]
     assert_withstands(attack, read_rtf, listener)
+
+
+def test_text_without_a_font_has_the_charset_of_the_default_font() -> None:
+    head = rb"{\rtf1\ansi\ansicpg1252\deff1"
+    fonts = head + rb"{\fonttbl{\f0\fcharset0 Arial;}{\f1\fcharset204 Arial;}{\f2\fcharset2 Wingdings;}}"
+    found = read_rtf(fonts + rb"\'c4\'ee\par\f0\'c4\'ee\plain\'c4\'ee}")
+    assert found.text() == "До\n\nÄîДо"
+    of_signs = fonts.replace(rb"\deff1", rb"\deff2")
+    assert read_rtf(of_signs + rb"\'c4}").text() == "Ä"

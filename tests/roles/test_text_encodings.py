@@ -243,3 +243,19 @@ def test_an_edit_by_the_other_form_of_a_name_makes_no_second_file(tmp_path: Path
     edits = Edits(Root.open(tree), ["."], tmp_path / "aside")
     edits.write(unicodedata.normalize("NFC", "ä.txt"), b"b\n")
     assert [path.read_bytes() for path in tree.iterdir()] == [b"b\n"]
+
+
+@pytest.mark.parametrize("label", ["", "iso-2022-jp"])
+def test_reads_iso_2022_jp_as_mailers_of_windows_write_it(label: str) -> None:
+    signs = {"①": b"-!", "㈱": b"-j", "契": b"7@", "約": b"Ls"}  # row 13 is not in the standard
+    encoded = b"No. \x1b$B" + b"".join(signs.values()) + b"\x1b(B,\r\n\x1b(I1\x1b(J!\r\n"
+    decoded = decode(encoded, label)
+    assert decoded is not None
+    assert decoded.text == "No. ①㈱契約,\r\nｱ!\r\n"
+    assert decoded.note == "read as ISO-2022-JP"
+
+
+@pytest.mark.parametrize("encoded", [b"\x1b$Babc\x1b(B", b"\x1b$B-!\x1b$(Q0!\x1b(B", b"\x1b$B|~\x7f\x7f\x1b(B"])
+def test_escapes_that_mean_nothing_leave_the_text_as_it_is(encoded: bytes) -> None:
+    decoded = decode(encoded)
+    assert decoded is not None and decoded.text == encoded.decode()

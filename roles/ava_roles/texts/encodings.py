@@ -104,7 +104,10 @@ _RELATED = {"big5hkscs": ("cp950",), "cp932": ("shift_jis_2004",), "euc_jp": ("e
 
 _WINDOWS = {"iso8859_7": "cp1253", "iso8859_8": "cp1255", "iso8859_13": "cp1257", "iso8859_2": "cp1250"}
 
-_ESCAPES = {"iso2022_jp": (b"\x1b$", b"\x1b(J"), "iso2022_kr": (b"\x1b$)C",)}  # all of their bytes are ASCII
+_ESCAPES = {"iso2022_jp": (b"\x1b$", b"\x1b(J", b"\x1b(I"), "iso2022_kr": (b"\x1b$)C",)}  # all of their bytes are ASCII
+_JIS_PIECE = re.compile(rb"(?:\x1b(\([BJI]|\$[@B]))?([^\x1b]*)")
+_PRIVATE_USE = re.compile("[\ue000-\uf8ff]")
+"""What Python's codec of Shift-JIS makes of bytes that have no meaning."""
 _HEAD_BYTES = 1_024
 _XML_LABEL = re.compile(r"""<\?xml\s[^>]*?\sencoding\s*=\s*["']([\w.:-]+)""")
 _CODING = re.compile(r"""\A(?:[^\n]*\n)?[ \t]*(?:#|//|;|"|%|/\*|\.\\")[^\n]*?coding[:=][ \t]*([\w.-]+)""")
@@ -205,9 +208,72 @@ def _decode_with_escapes(data: bytes, cut: bool) -> Decoded | None:
     for codec, escapes in _ESCAPES.items():
         if any(escape in data for escape in escapes):
             text = _decode_strictly(data, codec, cut)
+            if text is None and codec == "iso2022_jp":
+                text = _decode_windows_jis(data, cut)
             if text is not None:
                 return Decoded(text, codec, guessed=True)
     return None
+
+
+def _decode_windows_jis(data: bytes, cut: bool) -> str | None:
+    """Return ISO-2022-JP as mailers of Windows write it (code page 50221); None if it is something else.
+
+    It has signs that the standard lacks, such as ① and ㈱, at places where Shift-JIS of Windows has them too, and
+    katakana of half width. Python has no codec for it.
+    """
+    if not data.isascii():
+        return None
+    pieces: list[str] = []
+    charset = b"(B"
+    at = 0
+    while at < len(data):
+        match = _JIS_PIECE.match(data, at)
+        if match is None or match.end() == at:  # another escape sequence
+            return None
+        at = match.end()
+        charset = match[1] or charset
+        if charset == b"(I":
+            encoded = bytes(byte | 0x80 if byte > 0x20 else byte for byte in match[2])
+        elif charset.startswith(b"("):
+            encoded = match[2]
+        else:
+            encoded = _shift_jis(match[2], cut)
+        text = _decode_strictly(encoded, "cp932", cut)
+        if text is None or _PRIVATE_USE.search(text):
+            return None
+        pieces.append(text)
+    return "".join(pieces)
+
+
+def _shift_jis(pairs: bytes, cut: bool) -> bytes:
+    """Return pairs of bytes of JIS X 0208 in Shift-JIS; other bytes, such as ends of lines, stay."""
+    encoded = bytearray()
+    at = 0
+    while at < len(pairs):
+        row = pairs[at]
+        if row < 0x21:
+            encoded.append(row)
+            at += 1
+            continue
+        if at + 1 == len(pairs):
+            if not cut:
+                encoded.append(0x81)  # half a character in Shift-JIS too
+            break
+        encoded += _shift_jis_pair(row, pairs[at + 1])
+        at += 2
+    return bytes(encoded)
+
+
+def _shift_jis_pair(row: int, cell: int) -> bytes:
+    """Convert a pair as Lunde, "CJKV Information Processing", does."""
+    first = (row + 1) // 2 + (0x70 if row < 0x5F else 0xB0)
+    if row % 2 == 0:
+        second = cell + 0x7E
+    elif cell < 0x60:
+        second = cell + 0x1F
+    else:
+        second = cell + 0x20
+    return bytes((first, second))
 
 
 def _label_inside(data: bytes) -> str | None:

@@ -125,7 +125,7 @@ class _Reader:
     def _multipart(self, part: Message, kind: str, blocks: list[str] | None, depth: int) -> None:
         parts: Any = part.get_payload()
         if kind == "message/rfc822":
-            self._message(parts[0], depth + 1)
+            self._message(_forwarded(part, parts[0]), depth + 1)
         elif kind == "message/delivery-status":
             lines: list[str] = []
             for each in parts:
@@ -200,6 +200,23 @@ class _Reader:
         """Name how many links lead to an address that is not shown."""
         data: Any = page.get_payload(decode=True)
         self._missing += count_of_addresses(unseen_addresses(data or b""))
+
+
+def _forwarded(part: Message, read: Message) -> Message:
+    """Return a forwarded message, which may be in base64.
+
+    RFC 2046 (5.2.1) does not allow that, so the parser takes the encoded lines for the message; many mailers write it.
+    """
+    encoding = str(part.get("Content-Transfer-Encoding", "")).strip().lower()
+    if encoding != "base64" or any(read[name] for name in _HEADERS):
+        return read
+    encoded = Message()
+    encoded["Content-Transfer-Encoding"] = encoding
+    encoded.set_payload(read.get_payload())
+    data = encoded.get_payload(decode=True)
+    assert isinstance(data, bytes)
+    decoded = message_from_bytes(data, policy=_Policy())
+    return decoded if any(decoded[name] for name in _HEADERS) else read
 
 
 def _pages_of(part: Message) -> list[Message]:

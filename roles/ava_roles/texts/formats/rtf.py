@@ -298,6 +298,10 @@ class _Reader(RtfText):
     def _begin_fonts(self) -> None:
         self._state.in_fonts = True
         self._state.capture = []
+        self._state.ends = self._end_fonts
+
+    def _end_fonts(self) -> None:
+        self._take_default_font(self._outer())
 
     def _begin_styles(self) -> None:
         self._state.in_styles = True
@@ -435,6 +439,16 @@ class _Reader(RtfText):
         self._font = number
         self._state.codec, self._state.font = self._fonts.get(self._font, (self._codec, ""))
 
+    def _set_default_font(self, number: int) -> None:
+        self._default_font = number
+
+    def _take_default_font(self, state: RtfState) -> None:
+        """Let text have the charset of the default font, as it has until a font is chosen and after `plain`."""
+        codec, font_name = self._fonts.get(self._default_font, (self._codec, ""))
+        if codec == SYMBOLS:  # no text begins in signs alone
+            codec, font_name = self._codec, ""
+        state.codec, state.font = codec, font_name
+
     def _set_hidden(self, number: int | None) -> None:
         self._state.hidden = number != 0
 
@@ -445,7 +459,7 @@ class _Reader(RtfText):
     def _set_plain(self, _number: int | None) -> None:
         state = self._state
         state.hidden, state.deleted = False, 0
-        state.codec, state.font = self._codec, ""
+        self._take_default_font(state)
 
     def _leave_paragraph(self, _number: int | None) -> None:
         self._state.leave_paragraph()
@@ -543,6 +557,7 @@ class _Reader(RtfText):
     }
     _NUMBERS: ClassVar[dict[str, Callable[[_Reader, int], None]]] = {
         "f": _set_font,
+        "deff": _set_default_font,
         "itap": _set_depth,
         "s": _set_style,
         "ilvl": _set_list_level,

@@ -78,8 +78,9 @@ class RtfText:
         self._units: list[int] = []  # of UTF-16
         self._skip = 0  # signs that repeat one of Unicode
         self._codec = "cp1252"
-        self._fonts: dict[int, tuple[str, str]] = {}
+        self._fonts: dict[int | None, tuple[str, str]] = {}
         self._font = 0
+        self._default_font: int | None = None
         self._seen_deletion = 0
         self._counts: Counter[str] = Counter()
         self._objects: Counter[str] = Counter()
