@@ -1,5 +1,7 @@
 """The texts that searches keep: what a search that is cut short, cancelled or crowded leaves to the next."""
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.foreign.office import p, r, word_file
 from support.foreign.searched_files import ask_files
 
 from ava_roles.errors import ParserEnded
@@ -217,3 +220,35 @@ def new_texts() -> Iterator[Callable[[], TextStore]]:
     """Makes stores in memory, and closes them after the test."""
     with ExitStack() as stores:
         yield lambda: stores.enter_context(closing(TextStore(None)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are text elsewhere")
+async def test_a_file_whose_name_is_no_utf8_is_read_again_each_time(
+    at: ToolContext, new_texts: Callable[[], TextStore], tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("no zeppelin")
+    name = os.fsdecode(b"caf\xe9.txt")
+    (tmp_path / name).write_text("a zeppelin over the town")
+    for _time in range(2):
+        texts = await FolderReader(need_files(at), new_texts()).read("", Query("zeppelin"), 30.0)
+        assert texts.is_whole and name in texts.order and not texts.failed.get(name)
+    found = await ask_files(at, "zeppelin over the town")
+    assert "a zeppelin over the town" in found.text
+
+
+async def test_what_stands_beside_a_document_is_none(at: ToolContext, tmp_path: Path) -> None:
+    """A Mac's `._x.docx` and the `~$x.docx` of an open document have its suffix, and hide nothing."""
+    beside = b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X        " + bytes(40) + b"ATTR" + bytes(100)
+    lock = b"\x06Editor" + bytes(48) + "\x06Editor".encode("utf-16-le") + bytes(94)
+    (tmp_path / "__MACOSX").mkdir()
+    for name, data in (
+        ("._rent.docx", beside),
+        ("__MACOSX/._rent.pdf", beside),
+        ("~$rent.docx", lock),
+        ("~$a.xls", lock),
+    ):
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "~$named-so.docx").write_bytes(word_file(p(r("The rent is 1150 euro."))))
+    found = await ask_files(at, "rent")
+    assert "1150 euro" in found.text
+    assert "cannot be read" not in found.text

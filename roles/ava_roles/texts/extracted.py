@@ -21,6 +21,8 @@ _MOST_RANGES = 50
 
 OLE_MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 """How a binary file of an old Office begins, and an encrypted one of a new Office."""
+_APPLE_DOUBLE_MAGIC = b"\x00\x05\x16\x07"
+_ZIP_MAGIC = b"PK"
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ def format_of(name: str, data: bytes = b"") -> Format | None:
     """
     if is_pdf(data):
         return PDF
+    if _stands_beside_document(name, data):
+        return None
     suffix = PurePosixPath(name).suffix.lower()
     is_old_office = data.startswith(OLE_MAGIC)
     for file_format in FORMATS:
@@ -74,6 +78,18 @@ def format_of(name: str, data: bytes = b"") -> Format | None:
             return None
         return file_format
     return None
+
+
+def _stands_beside_document(name: str, data: bytes) -> bool:
+    """Tell whether a file only has the name of a document that it stands beside.
+
+    A Mac keeps what other systems have no place for in `._report.docx` (AppleDouble, RFC 1740), and Office says in
+    `~$report.docx` who has the document open.
+    """
+    if data.startswith(_APPLE_DOUBLE_MAGIC):
+        return True
+    is_lock = PurePosixPath(name).name.startswith("~$")
+    return is_lock and data != b"" and not data.startswith((_ZIP_MAGIC, OLE_MAGIC))
 
 
 def is_pdf(data: bytes) -> bool:

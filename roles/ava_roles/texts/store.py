@@ -280,12 +280,15 @@ class TextStore:
     def enter(self, folder: str, files: Iterable[tuple[str, FileMark, int, int]], run: str) -> None:
         """Note what files of a folder are now (path, mark, when it was read in ns, text), and which run read them.
 
-        A text that was removed meanwhile is left out; one that no file has any more goes.
+        A text that was removed meanwhile is left out; one that no file has any more goes. A path that is no UTF-8 is
+        left out too, as the database takes none: its file is read again each time.
         """
         now = time.time_ns() // 1000
         with self._writing() as db:
             replaced: set[int] = set()
             for path, mark, entered_ns, text in files:
+                if not _is_utf8(path):
+                    continue
                 replaced.update(self._texts_of(db, folder, path))
                 db.execute(
                     "INSERT OR REPLACE INTO files (folder, path, mark, entered_ns, text)"
@@ -505,6 +508,15 @@ def primary_code(error: BaseException) -> int:
     """Return SQLite's primary result code; -1 for an error of another origin."""
     code = getattr(error, "sqlite_errorcode", -1)
     return code & 0xFF if code >= 0 else -1
+
+
+def _is_utf8(path: str) -> bool:
+    """Tell whether a path has no byte that stands in it as a lone surrogate (`os.fsdecode`)."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _packed(text: str) -> bytes:
