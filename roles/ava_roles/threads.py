@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -22,6 +22,14 @@ THREADS = 8
 GIVEN_UP = 24
 """The most abandoned threads that run on without a place; any further ones keep their places."""
 _Result = TypeVar("_Result")
+
+
+class Places(Protocol):
+    """Bounds how many threads work at the same time; each has a ticket. `anyio.CapacityLimiter` is one."""
+
+    async def acquire_on_behalf_of(self, ticket: object, /) -> None: ...
+
+    def release_on_behalf_of(self, ticket: object, /) -> None: ...
 
 
 @dataclass
@@ -75,8 +83,12 @@ def ended_with_call(end: Callable[[], None]) -> Generator[None]:
             call.remove(end)
 
 
-async def run_sync(func: Callable[..., _Result], *args: object, abandon_on_cancel: bool = True) -> _Result:
+async def run_sync(
+    func: Callable[..., _Result], *args: object, abandon_on_cancel: bool = True, places: Places | None = None
+) -> _Result:
     """Run a blocking function in one of the tools' threads and return its result.
+
+    It takes one of eight places for short work. What may take seconds is given other `places`.
 
     A thread cannot be ended from outside. When its caller is cancelled, the thread runs on and frees its place, so that
     a cancelled run does not block others. At most 24 threads do so: calls that time out cannot pile up threads. The
@@ -84,6 +96,8 @@ async def run_sync(func: Callable[..., _Result], *args: object, abandon_on_cance
     once, and the function's result is dropped. What the function has in `ended_with_call` is ended.
     """
     threads = _of_this_loop()
+    if places is None:
+        places = threads.places
     loop = asyncio.get_running_loop()
     ticket = object()
     call = _Call()
@@ -94,7 +108,7 @@ async def run_sync(func: Callable[..., _Result], *args: object, abandon_on_cance
             threads.given_up -= 1
             return
         with suppress(RuntimeError):  # its place is free already
-            threads.places.release_on_behalf_of(ticket)
+            places.release_on_behalf_of(ticket)
 
     def work() -> _Result:
         nonlocal started
@@ -106,7 +120,7 @@ async def run_sync(func: Callable[..., _Result], *args: object, abandon_on_cance
             with suppress(RuntimeError):  # the loop is closed, and its places with it
                 loop.call_soon_threadsafe(leave)
 
-    await threads.places.acquire_on_behalf_of(ticket)
+    await places.acquire_on_behalf_of(ticket)
     try:
         return await anyio.to_thread.run_sync(work, abandon_on_cancel=abandon_on_cancel, limiter=threads.unlimited)
     except anyio.get_cancelled_exc_class():

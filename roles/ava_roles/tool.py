@@ -158,6 +158,7 @@ class ToolContext:
     seconds_left: Callable[[], float] = lambda: 60.0  # of the run's time
     # Takes a sentence of at most 80 characters about what is being done this second.
     say: Callable[[str], None] = lambda _sentence: None
+    user: str = ""  # of the run; reading takes a place of their share
     run_id: str = ""  # the run that calls; marks every child process that it starts
     call_id: str = ""  # the call, as the model named it
     secrets: tuple[InjectedSecret, ...] = ()  # the secrets that this call names and may send

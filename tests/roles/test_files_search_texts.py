@@ -23,6 +23,7 @@ from ava_roles.texts.headings import HEADINGS_BYTES, headings_of
 from ava_roles.texts.kept import KeptTexts
 from ava_roles.texts.parser_process import ParserProcess
 from ava_roles.texts.passages import Query
+from ava_roles.texts.places import SHARE
 from ava_roles.texts.reading import FolderReader, FolderTexts
 from ava_roles.texts.store import KeptText, TextStore
 from ava_roles.threads import run_sync
@@ -52,7 +53,7 @@ async def test_a_search_that_is_cut_short_counts_each_file_once_and_the_next_goe
 
     monkeypatch.setattr(TextStore, "keep", keep_some)
     monkeypatch.setattr(TextStore, "enter", enter_and_say)
-    monkeypatch.setattr(reading, "_PARSERS_MOST", 1)
+    monkeypatch.setattr(reading, "SHARE", replace(SHARE, of_search=1))
     store, query = new_texts(), Query("zeppelin")
     first = await FolderReader(need_files(at), store).read("", query, 1.0)
     assert held.is_set() and not first.is_whole
@@ -90,7 +91,7 @@ async def test_with_too_little_time_a_file_whose_heading_matches_is_read_first(
         return read(reader, entry, *more)
 
     monkeypatch.setattr(FolderReader, "_read", read_some)
-    monkeypatch.setattr(reading, "_PARSERS_MOST", 1)
+    monkeypatch.setattr(reading, "SHARE", replace(SHARE, of_search=1))
     monkeypatch.setattr(reading, "_HEADINGS_SHARE", 0.9)  # 150 headings may take longer than 0.1 s on a busy machine
     found = await FolderReader(need_files(at), new_texts()).read("", Query("Where does the zeppelin land?"), 2.0)
     go_on.set()

@@ -10,6 +10,7 @@ import os
 import signal
 import struct
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _LANDLOCK_CREATE_RULESET = 444
 _ASK_VERSION = 1
 _SETTINGS = Path("/proc/sys/")
+_CGROUPS = Path("/sys/fs/cgroup")
 _TRIES = 64
 STOP, KILL = getattr(signal, "SIGSTOP", 0), getattr(signal, "SIGKILL", 0)
 
@@ -102,6 +104,31 @@ def limit_memory(most: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     with suppress(OSError):  # /proc is hidden
         Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def usable_memory() -> int:
+    """Return how many bytes of memory this process may use: the machine's, or less in a container.
+
+    Raises NotOnThisSystem.
+    """
+    if sys.platform != "linux":
+        raise NotOnThisSystem("cgroup")
+    usable = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in _memory_limits():
+        with suppress(OSError, ValueError):  # `max`: none
+            usable = min(usable, int(limit.read_text("ascii")))
+    return usable
+
+
+def _memory_limits() -> Iterator[Path]:
+    """Yield the files with limits of this process's control group and of those above it (cgroups, v2 and v1)."""
+    yield _CGROUPS / "memory" / "memory.limit_in_bytes"
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines():
+            if line.startswith("0::"):
+                group = _CGROUPS / line.removeprefix("0::").lstrip("/")
+                for each in (group, *group.parents):
+                    yield each / "memory.max"
 
 
 def landlock_abi() -> int:

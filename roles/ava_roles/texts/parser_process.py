@@ -28,18 +28,20 @@ from ava_roles.errors import ParserEnded, ToolFailed
 from ava_roles.sandbox.linux import NotOnThisSystem, limit_memory
 from ava_roles.texts import child, web_page
 from ava_roles.texts.extracted import ALL, MOST_CHARS, Extracted, Format, Wanted, size_of
+from ava_roles.texts.places import SHARE, much_memory
 from ava_roles.texts.web_page import WebPage
 from ava_roles.threads import ended_with_call
 
 SECONDS = 30
 """A child is ended after this many seconds, whatever its parser does."""
-MEMORY_BYTES = 1_500_000_000
 ANSWER_BYTES = 30_000_000
 """The longest message of a child; a parser that a file has taken over may send anything."""
 _PAGE = "page"
 _ANOTHER = "ask for another copy"
 _TOO_LONG = {"ended": "too long"}
-_CRASHED = {"ended": "crashed"}
+_CRASHED: dict[str, object] = {"ended": "crashed"}
+_NICE = 10
+_XML_NO_MEMORY = 2
 _FORKS = hasattr(os, "fork")
 _starter = ThreadPoolExecutor(1, "ava-parsers")
 
@@ -47,8 +49,10 @@ _starter = ThreadPoolExecutor(1, "ava-parsers")
 class ParserProcess:
     """A child for the files of one call, started with the first one. Blocks; it reads one file at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_patient: bool = False) -> None:
+        """`is_patient`: it reads many files, and lets the processor have other work first."""
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_patient = is_patient
 
     def __enter__(self) -> ParserProcess:
         return self
@@ -80,19 +84,37 @@ class ParserProcess:
         return WebPage(**self._parse(_PAGE, html.encode("utf-8", "replace"), url))
 
     def _parse(self, what: str, data: bytes, *arguments: object) -> Any:
-        """Return what a child makes of a file. Raises ToolFailed: unreadable; it crashed or took too much."""
+        """Return what a child makes of a file. Raises ToolFailed: unreadable; it crashed or took too much.
+
+        A parser that crashes in little memory may only need more, so it has a second try in much.
+        """
+        order = {"parser": what, "bytes": len(data), "arguments": arguments, "patient": self._is_patient}
+        answer = self._answer(what, {**order, "memory": SHARE.little_bytes}, data)
+        if answer is None:
+            with much_memory(what) as much:
+                answer = self._answer(what, {**order, "memory": much}, data)
+        if answer is None:
+            raise ParserEnded(f"this {what} cannot be read: its parser fails, or needs too much memory; {_ANOTHER}")
+        if "failed" in answer:
+            raise ToolFailed(str(answer["failed"]))
+        return answer["result"]
+
+    def _answer(self, what: str, order: dict[str, object], data: bytes) -> dict[str, Any] | None:
+        """Return a child's answer; None if it crashed. Raises ParserEnded if it took too long."""
         until = time.monotonic() + SECONDS
         if self._process is None:
             self._process = _started()
         process = self._process
+        is_ended_from_here = False
 
         def end() -> None:
+            nonlocal is_ended_from_here
+            is_ended_from_here = True
             _end(process)
 
         clock = threading.Timer(SECONDS, end)
         clock.daemon = True
         clock.start()
-        order = {"parser": what, "bytes": len(data), "arguments": arguments}
         answer: dict[str, Any] | None = None
         try:
             with suppress(OSError), ended_with_call(end):
@@ -101,14 +123,14 @@ class ParserProcess:
             clock.cancel()
             if answer is None or not _FORKS:
                 self.close()
-        if answer is None or "ended" in answer:
-            is_late = answer == _TOO_LONG or time.monotonic() >= until
-            if is_late or child.took_too_long(process.returncode):
-                raise ParserEnded(f"this {what} cannot be read: its parser takes longer than {SECONDS} s; {_ANOTHER}")
-            raise ParserEnded(f"this {what} cannot be read: its parser fails, or needs too much memory; {_ANOTHER}")
-        if "failed" in answer:
-            raise ToolFailed(str(answer["failed"]))
-        return answer["result"]
+        if answer is not None and "ended" not in answer:
+            return answer
+        is_late = answer == _TOO_LONG or time.monotonic() >= until
+        if is_late or child.took_too_long(process.returncode):
+            raise ParserEnded(f"this {what} cannot be read: its parser takes longer than {SECONDS} s; {_ANOTHER}")
+        if is_ended_from_here:
+            raise ParserEnded(f"this {what} was not read: its call was cancelled")
+        return None
 
 
 def read_document(kind: Format, data: bytes, wanted: Wanted = ALL) -> Extracted:
@@ -185,10 +207,12 @@ def _read_answer(pipe: IO[bytes]) -> dict[str, Any] | None:
 def main() -> None:
     """Run the child: parse the files that come from stdin one after another, until the server closes it."""
     child.limit_lifetime(0 if _FORKS else SECONDS)
-    with suppress(NotOnThisSystem):
-        limit_memory(MEMORY_BYTES)
+    is_nice = False
     while (order := child.receive()) is not None:
         data = stdin.buffer.read(order["bytes"])
+        if order["patient"] and not is_nice and hasattr(os, "nice"):
+            os.nice(_NICE)
+            is_nice = True
         if not _FORKS:
             child.send(_result(order, data))
             return
@@ -229,10 +253,20 @@ def _fork(order: dict[str, Any], data: bytes) -> bytes:
 
 
 def _result(order: dict[str, Any], data: bytes) -> dict[str, object]:
+    with suppress(NotOnThisSystem):
+        limit_memory(order["memory"])
     try:
         return {"result": asdict(_run_parser(order["parser"], data, order["arguments"]))}
     except ToolFailed as failure:
+        if _is_out_of_memory(failure.__cause__):
+            return _CRASHED
         return {"failed": str(failure)}
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Tell whether memory was short; lxml calls that broken XML (XML_ERR_NO_MEMORY)."""
+    is_xml = type(error).__name__ == "XMLSyntaxError"
+    return isinstance(error, MemoryError) or (is_xml and getattr(error, "code", None) == _XML_NO_MEMORY)
 
 
 def _run_parser(parser: str, data: bytes, arguments: list[Any]) -> Extracted | WebPage:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 import time
 from collections import Counter, deque
@@ -45,6 +44,7 @@ from ava_roles.texts.passages import (
     split_lines,
     split_passages,
 )
+from ava_roles.texts.places import SHARE, places_of
 from ava_roles.texts.store import PASSAGES_MOST, KeptText, TextStore, is_same
 from ava_roles.texts.text_files import WalkFilter, is_binary, unpacked
 from ava_roles.threads import run_sync
@@ -55,7 +55,6 @@ _WHOLE_TEXT = Wanted(max_chars=MOST_CHARS)
 _BATCH = 64
 _BATCH_BYTES = 4_000_000
 """How many text files, and bytes of them, are read before their texts are kept."""
-_PARSERS_MOST = 4
 _HEAD_BYTES = 1_024
 _TERMS_OF_EXPRESSION = 200
 _HEADINGS_S = 0.5
@@ -227,23 +226,25 @@ class FolderReader:
         run_id: str = "",
         say: Callable[[str], None] = lambda _sentence: None,
         check: Callable[[], None] = check_cancelled,
+        user: str = "",
     ) -> None:
-        """`check` is called for each file; it raises to stop."""
+        """`check` is called for each file; it raises to stop. `user`: whose share of the places it takes."""
         self._root = root
         self._check = check
         self._store = store
         self._run_id = run_id
         self._say = say
         self._folder = root.identity()
+        self._user = user
 
     async def read(self, path: str, query: Query, within_s: float) -> FolderTexts:
         """Return the texts of a folder's files: those that were kept, and as many others as the time allows."""
         until = anyio.current_time() + within_s
         headings_s = min(_HEADINGS_S, within_s * _HEADINGS_SHARE)
-        texts = await run_sync(self._look, path, query, headings_s)
+        texts = await run_sync(self._look, path, query, headings_s, places=places_of(self._user))
         total = len(texts.order)
         unread = list(texts.waiting)
-        workers = min(_PARSERS_MOST, os.cpu_count() or 1, len(unread))
+        workers = min(SHARE.of_search, len(unread))
         with anyio.move_on_at(until):
             async with anyio.create_task_group() as tasks:
                 for _worker in range(workers):
@@ -252,9 +253,10 @@ class FolderReader:
         return texts
 
     async def _work(self, texts: FolderTexts, total: int) -> None:
-        with ParserProcess() as parser:
+        with ParserProcess(is_patient=True) as parser:
             while texts.waiting:
-                await run_sync(self._read_batch, _next_batch(texts.waiting), texts, parser)
+                batch = _next_batch(texts.waiting)
+                await run_sync(self._read_batch, batch, texts, parser, places=places_of(self._user))
                 self._say(f"Reading: {total - len(texts.waiting):,} of {total:,} files")
 
     def _look(self, path: str, query: Query, headings_s: float) -> FolderTexts:

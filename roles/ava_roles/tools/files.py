@@ -33,6 +33,7 @@ from ava_roles.texts.child import command as child_command
 from ava_roles.texts.encodings import decode
 from ava_roles.texts.extracted import Extracted, Format, Wanted, format_of
 from ava_roles.texts.passages import FileMatch, PassageRanking, Query, split_lines
+from ava_roles.texts.places import places_of
 from ava_roles.texts.reading import MAX_ENTRIES, FolderReader, FolderTexts
 from ava_roles.texts.store import TextStore
 from ava_roles.texts.text_files import LineWindow, WalkFilter, patterns, take_lines, unpacked
@@ -79,7 +80,8 @@ class ReadFile:
         room = self.spec.max_chars - _HEAD_CHARS
 
         async def work(store: TextStore) -> ToolOutput:
-            return await run_sync(_read, root, args, room, at.hide, FolderReader(root, store, at.run_id))
+            reader = FolderReader(root, store, at.run_id)
+            return await run_sync(_read, root, args, room, at.hide, reader, places=places_of(at.user))
 
         return await at.texts.use(work)
 
@@ -283,7 +285,7 @@ class FindFiles:
         return f"Looking for files {args.pattern}"
 
     async def __call__(self, args: FindFilesArgs, at: ToolContext) -> ToolOutput:
-        return await run_sync(_find_files, need_files(at), args, check_cancelled)
+        return await run_sync(_find_files, need_files(at), args, check_cancelled, places=places_of(at.user))
 
 
 def _find_files(root: Root, args: FindFilesArgs, check: Callable[[], None]) -> ToolOutput:
@@ -338,7 +340,7 @@ class SearchCodebase:
         if args.regex:
             result = await _in_child(root, query, at.run_id, at.hide)
         else:
-            result = await run_sync(grep.search, root, query, at.hide, check_cancelled)
+            result = await run_sync(grep.search, root, query, at.hide, check_cancelled, places=places_of(at.user))
         lines = [f"{shown(path)}:{number}: {line}" for path, number, line in result.hits]
         paths = dict.fromkeys(path for path, _, _ in result.hits)
         files = tuple(Source(path, sha256=result.hashes.get(path, "")) for path in paths)
@@ -454,11 +456,12 @@ class SearchAndRead:
 
     async def _search(self, args: SearchAndReadArgs, at: ToolContext, store: TextStore) -> ToolOutput:
         query = Query(args.query)
-        reader = FolderReader(need_files(at), store, at.run_id, at.say)
+        reader = FolderReader(need_files(at), store, at.run_id, at.say, user=at.user)
 
         async def search() -> tuple[FolderTexts, list[FileMatch], PassageRanking]:
             texts = await reader.read(args.path, query, at.seconds_left() * SHARE_OF_TIME)
-            return texts, *await run_sync(reader.best, texts, query, args.max_files, at.hide)
+            best = await run_sync(reader.best, texts, query, args.max_files, at.hide, places=places_of(at.user))
+            return texts, *best
 
         texts, files, ranking = await search()
         if await run_sync(reader.note_removed, texts):

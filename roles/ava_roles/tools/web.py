@@ -20,6 +20,7 @@ from ava_roles.net.search_engines import MOST_HITS, SearchResults, asked_to_wait
 from ava_roles.placeholders import fill_header, fill_query
 from ava_roles.texts import parser_process
 from ava_roles.texts.extracted import PDF, is_pdf
+from ava_roles.texts.places import places_of
 from ava_roles.texts.web_page import WebPage
 from ava_roles.threads import run_sync
 from ava_roles.tool import (
@@ -184,7 +185,7 @@ class ReadWebpages:
 
         async def read(url: str) -> None:
             at.say(_describe_activity(url))
-            results[url] = await self._read(fetcher, url, at.hide)
+            results[url] = await self._read(fetcher, url, at)
             if len(results) < len(urls):
                 at.say(f"Reading: {len(results)} of {len(urls)} pages")
 
@@ -203,7 +204,7 @@ class ReadWebpages:
             sources=tuple(sources),
         )
 
-    async def _read(self, fetcher: Fetcher, url: str, hide: Callable[[str], str]) -> _PageRead:
+    async def _read(self, fetcher: Fetcher, url: str, at: ToolContext) -> _PageRead:
         try:
             response = await fetcher.get(
                 url,
@@ -214,7 +215,7 @@ class ReadWebpages:
             )
             if response.status != 200:
                 return _PageRead(url, None, None, _describe_status(response))
-            page = await run_sync(_read_without_secrets, response, hide)
+            page = await run_sync(_read_without_secrets, response, at.hide, places=places_of(at.user))
         except ToolFailed as failure:
             return _PageRead(url, None, None, str(failure))
         return _PageRead(url, response, page, None)

@@ -9,7 +9,6 @@ import posixpath
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 from urllib.parse import unquote
 
@@ -17,7 +16,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.texts.encodings import decode
 from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.texts.formats.addresses import count_of_addresses, unseen_addresses
-from ava_roles.texts.formats.office import open_archive, own_document_type
+from ava_roles.texts.formats.office import open_archive, own_document_type, parse_xml
 from ava_roles.texts.formats.phrases import count_phrase
 from ava_roles.texts.page_text import read_page_text
 from ava_roles.texts.web_page import PARSING_S, parsing
@@ -100,13 +99,11 @@ class _Book:
 
     def _xml(self, part: str) -> Any:
         """Return the XML of a part. Raises ToolFailed if it is too large, or declares entities."""
-        etree: Any = import_module("lxml.etree")
         if self._archive.getinfo(part).file_size > _XML_BYTES:
             raise ToolFailed("this EPUB book lists too much to read here; ask for a smaller one")
-        parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
         try:
-            root = etree.fromstring(self._archive.read(part), parser)
-        except (etree.XMLSyntaxError, ValueError):
+            root = parse_xml(self._archive.read(part))
+        except ValueError:
             raise _no_text() from None
         document = root.getroottree().docinfo
         if document.doctype and any(document.internalDTD.iterentities()):

@@ -6,6 +6,7 @@ import io
 import re
 import zipfile
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 from xml.parsers import expat
 
@@ -91,6 +92,18 @@ def _is_strict(archive: zipfile.ZipFile) -> bool:
         if part.filename.lower() == "_rels/.rels":
             return _STRICT in archive.read(part)
     return False
+
+
+def parse_xml(content: bytes) -> Any:
+    """Return the root of a part. Raises ValueError: it is no XML; MemoryError, which lxml reports as broken XML."""
+    etree: Any = import_module("lxml.etree")
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
+    try:
+        return etree.fromstring(content, parser)
+    except etree.XMLSyntaxError as error:
+        if error.code == etree.ErrorTypes.ERR_NO_MEMORY:
+            raise MemoryError from error
+        raise ValueError(str(error)) from error
 
 
 def _check_parts(archive: zipfile.ZipFile, doctype: Callable[..., None]) -> None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import posixpath
 import re
 import zipfile
-from importlib import import_module
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from ava_roles.errors import ToolFailed
-from ava_roles.texts.formats.office import open_office_file, own_document_type
+from ava_roles.texts.formats.office import open_office_file, own_document_type, parse_xml
 
 _PREFIXES = {
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main": "w",
@@ -161,12 +160,9 @@ class OfficePackage:
 
     def root(self, part: str) -> Any:
         """Return the XML of a part; None if there is none or it is broken, which `broken` then names."""
-        etree: Any = import_module("lxml.etree")
         try:
-            data = self._archive.read(self._by_lower[part.lower()])
-            parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False)
-            root = etree.fromstring(data, parser)
-        except (KeyError, etree.XMLSyntaxError, zipfile.BadZipFile, ValueError):
+            root = parse_xml(self._archive.read(self._by_lower[part.lower()]))
+        except (KeyError, zipfile.BadZipFile, ValueError):
             self.broken.append(part)
             return None
         document = root.getroottree().docinfo

@@ -189,6 +189,7 @@ class RunSetup:
             fetch=self._fetcher(config, tools),
             search=search_engine,
             memory=self._resources.memory(run.user_id),
+            user=run.user_id,
         )
         return RunContext(
             model=model,
