@@ -14,7 +14,7 @@ from typing import Any, TypeGuard, cast
 
 from ava_audit.events import Usage
 from ava_server.models.base import AssistantTurn, Bound, ReportedUsage, Request, Segment, ToolSchema, Turn
-from ava_server.models.json_text import encode, fields_of, join_surrogates
+from ava_server.models.json_text import as_object, encode, fields_of, join_surrogates
 
 MOST_TOKENS = 10**9
 """A larger count is a fault of the provider, and so is a larger cost in USD."""
@@ -212,13 +212,15 @@ _COUNTS = ("tokens", "TokenCount")
 
 def claims_use(usage: Any) -> bool:
     """Tell whether a usage says that a call used anything, whatever else is in it."""
-    counts = (value for name, value in fields_of(usage).items() if name.endswith(_COUNTS) or name == "cost")
+    fields = fields_of(usage)
+    counts = [value for name, value in fields.items() if name.endswith(_COUNTS)]
+    counts.append(_reported_cost(fields))
     return any(_is_number(count) and count > 0 for count in counts)
 
 
 def _cost_micros(usage: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]:
     """Read what a call cost; when the user brings a key, the provider behind the gateway bills too."""
-    parts = [usage.get("cost")]
+    parts = [_reported_cost(usage)]
     if parts[0] is None:
         return None, ()
     if usage.get("is_byok") is True:
@@ -233,6 +235,13 @@ def _cost_micros(usage: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]
             return None, (f"reported cost not counted: {_value_words(part)}",)
         total += Decimal(repr(part))
     return int((total * 1_000_000).to_integral_value(ROUND_CEILING)), ()
+
+
+def _reported_cost(usage: Mapping[str, Any]) -> Any:
+    """Return the cost as it was reported; Perplexity says it as an object of parts with their total."""
+    cost = usage.get("cost")
+    parts = as_object(cost)
+    return cost if parts is None else parts.get("total_cost")
 
 
 def _is_count(value: Any) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_server.models.base import Completion
-from ava_server.models.wires.chat import ChatAnswer
+from ava_server.models.wires.chat import ChatAnswer, ChatWire
 from ava_server.models.wires.stream import EventReader
 from ava_server.models.wires.wire import MOST_CALLS, tool_use
 
@@ -340,6 +340,71 @@ def test_thinking_parts_and_signatures_are_kept_and_read() -> None:
     assert (done.text, done.thinking) == ("Yes.", "Hmm.")
     assert {name: done.raw[name] for name in seal} == seal
     assert len(done.raw["content"]) == 2
+
+
+@pytest.mark.parametrize("given", [None, "", "{}", {}])
+@pytest.mark.parametrize("where", ["message", "delta"])
+def test_a_call_without_name_and_arguments_is_none(where: str, given: Any) -> None:
+    nothing = {"name": "", "arguments": given}
+    for field in ({"function_call": nothing}, {"tool_calls": [{"id": "a", "index": 0, "function": nothing}]}):
+        growing = ChatAnswer()
+        growing.add({"choices": [{where: {"content": "4", **field}, "finish_reason": "stop"}]})
+        done = growing.complete(request_id=None, sent_bytes=0)
+        assert (done.text, done.calls, "tool_calls" in done.raw) == ("4", (), False)
+
+
+def test_a_call_beside_an_empty_one_is_kept() -> None:
+    fragments = [{"index": 0, "function": {"name": ""}}, {"index": 1, "id": "b", "function": {"name": "search"}}]
+    done = calls(fragments)
+    assert [(call.call_id, call.name) for call in done.calls] == [("b", "search")]
+
+
+WHOLE = {"role": "assistant", "content": "It is 4.", "reasoning_content": "2 + 2"}
+CALLS_TOO = {"content": None, "tool_calls": [{"id": "a", "function": {"name": "search", "arguments": '{"q": "x"}'}}]}
+
+
+@pytest.mark.parametrize("empty", [{}, {"content": ""}, {"role": "assistant", "content": None, "tool_calls": []}])
+def test_a_whole_message_beside_an_empty_delta_is_the_answer(empty: dict[str, Any]) -> None:
+    """As Perplexity sends them."""
+    for whole, text, names in ((WHOLE, "It is 4.", []), (CALLS_TOO, "", ["search"])):
+        body = {"choices": [{"delta": empty, "message": whole, "finish_reason": "stop"}]}
+        assert ChatWire().is_answer(body)
+        growing = ChatAnswer()
+        growing.add(body)
+        done = growing.complete(request_id=None, sent_bytes=0)
+        assert (done.text, [call.name for call in done.calls]) == (text, names)
+        assert done.thinking == whole.get("reasoning_content", "")
+
+
+def test_a_full_delta_beside_no_message_is_the_answer() -> None:
+    body = {"choices": [{"delta": WHOLE, "message": None, "finish_reason": "stop"}]}
+    assert ChatWire().is_answer(body)
+    growing = ChatAnswer()
+    growing.add(body)
+    assert growing.complete(request_id=None, sent_bytes=0).text == "It is 4."
+
+
+def test_an_answer_that_a_filter_cut_off_without_a_message_is_one() -> None:
+    """As Azure sends it: it has a usage, by which it is booked."""
+    body = {"choices": [{"index": 0, "finish_reason": "content_filter"}], "usage": {"prompt_tokens": 9}}
+    assert ChatWire().is_answer(body)
+    assert not ChatWire().is_answer({"choices": [{"index": 0, "message": None, "finish_reason": None}]})
+
+
+def test_a_message_that_repeats_the_pieces_so_far_adds_nothing() -> None:
+    growing, so_far = ChatAnswer(), ""
+    for piece in ("It ", "is ", "4.", ""):
+        so_far += piece
+        growing.add({"choices": [{"index": 0, "delta": {"content": piece}, "message": {"content": so_far}}]})
+    done = growing.complete(request_id=None, sent_bytes=0)
+    assert (done.text, done.raw["content"]) == ("It is 4.", "It is 4.")
+
+
+def test_messages_that_grow_beside_empty_deltas_are_read_to_their_end() -> None:
+    growing = ChatAnswer()
+    for so_far in ("It ", "It is ", "It is 4."):
+        growing.add({"choices": [{"index": 0, "delta": {"content": ""}, "message": {"content": so_far}}]})
+    assert growing.complete(request_id=None, sent_bytes=0).text == "It is 4."
 
 
 def answer(*pieces: Mapping[str, Any]) -> Completion:

@@ -234,6 +234,11 @@ async def test_a_stream_split_into_single_bytes_gives_the_same_answer() -> None:
     assert split == plain and plain.calls[0].args == {"q": "blüe"}
 
 
+def test_a_part_of_a_call_without_name_and_args_is_none() -> None:
+    done = grown({"candidates": [{"content": {"parts": [{"text": "4"}, {"functionCall": {}}]}}]})
+    assert (done.text, done.calls, done.raw["parts"]) == ("4", (), [{"text": "4"}])
+
+
 def test_too_many_calls_are_let_go_of() -> None:
     answer = GoogleAnswer()
     for number in range(20 * MOST_CALLS):

@@ -323,6 +323,14 @@ def test_keeps_an_unreadable_call_as_text_and_returns_it_without_arguments() -> 
     assert done.raw["content"] == [block]
 
 
+def test_a_block_of_a_call_without_name_and_input_is_none() -> None:
+    empty = {"type": "tool_use", "id": "t", "name": "", "input": {}}
+    growing = MessagesAnswer()
+    growing.add({"content": [{"type": "text", "text": "4"}, empty], "stop_reason": "end_turn"})
+    done = growing.complete(request_id=None, sent_bytes=0)
+    assert (done.text, done.calls, len(done.raw["content"])) == ("4", (), 1)
+
+
 def test_keeps_the_first_of_too_many_calls_each_with_a_unique_id() -> None:
     growing = MessagesAnswer()
     for index in range(MOST_CALLS + 2):

@@ -295,6 +295,14 @@ def test_each_call_has_a_unique_id_in_the_items_too(given: list[str | None], ids
     assert done_event(item_of(call_item(None, id="fc_1")), END).calls[0].call_id == "fc_1"
 
 
+def test_an_item_of_a_call_without_name_and_arguments_is_none() -> None:
+    empty = {"type": "function_call", "call_id": "c", "name": "", "arguments": ""}
+    growing = ResponsesAnswer()
+    growing.add({"output": [empty], "status": "completed"})
+    done = growing.complete(request_id=None, sent_bytes=0)
+    assert (done.calls, done.raw["output"]) == ((), [])
+
+
 def test_keeps_the_first_of_too_many_calls() -> None:
     answer = done_event(
         item_of(message_item("All.")),

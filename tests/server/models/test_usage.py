@@ -68,6 +68,8 @@ def test_reads_tokens_by_class(reported: dict[str, Any], usage: Usage | None) ->
         ({"cost": 2}, 2_000_000),
         ({"cost": None}, None),
         ({"cost": 0.1, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.2}}, 300_000),
+        ({"cost": {"input_tokens_cost": 0.001, "request_cost": 0.005, "total_cost": 0.006}}, 6_000),
+        ({"cost": {"currency": "USD"}}, None),
         ({"cost": 0.1, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.2}}, 100_000),
     ],
 )

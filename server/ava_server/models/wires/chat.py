@@ -17,6 +17,7 @@ from ava_server.models.wires.wire import (
     WholeAnswer,
     Wire,
     WireAnswer,
+    asks_for_something,
     cache_key,
     dropped_calls_note,
     is_whole_object,
@@ -110,8 +111,9 @@ class ChatWire(Wire):
         return ChatAnswer()
 
     def is_answer(self, whole: Mapping[str, Any]) -> bool:
-        choices = as_list(whole.get("choices"))
-        return bool(choices and fields_of(choices[0]).get("message"))
+        """Tell whether JSON is an answer; one that Azure's filter cut off has a reason for its end alone."""
+        choices = objects_in(whole.get("choices"))
+        return bool(choices) and any(choices[0].get(name) for name in ("message", "delta", "finish_reason"))
 
     def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> dict[str, Any]:
         return assistant_message(text, calls)
@@ -161,6 +163,7 @@ class ChatAnswer(WireAnswer):
     _known: dict[int | str, dict[str, Any]] = field(default_factory=dict[int | str, dict[str, Any]])
     _first: int | None = None
     _other: ChatAnswer | None = None
+    _beside: Mapping[str, Any] | None = None  # the last message that came beside pieces
 
     def add(self, chunk: Mapping[str, Any]) -> Delta:
         """Take in a chunk; of several choices the first counts, and the calls of another where it lacks its own."""
@@ -182,15 +185,36 @@ class ChatAnswer(WireAnswer):
         return delta
 
     def _add_choice(self, choice: Mapping[str, Any]) -> Delta:
+        """Take in a piece or a whole message. Perplexity sends both: the message repeats the pieces so far."""
         self.stop_reason = as_text(choice.get("finish_reason")) or self.stop_reason
+        message = as_object(choice.get("message"))
         delta = as_object(choice.get("delta"))
-        if delta is not None:
-            return self._grow(delta)
-        message = fields_of(choice.get("message"))
+        if delta is None:
+            return self._grow_whole(message or {})
+        if message:
+            self._beside = message
+        return self._grow(delta)
+
+    def _grow_whole(self, message: Mapping[str, Any]) -> Delta:
         calls: list[dict[str, Any]] = []
         for number, call in enumerate(as_list(message.get("tool_calls"))):  # each is a separate call, even without id
             calls.append({**fields_of(call), "index": number})
         return self._grow({**message, "tool_calls": calls})
+
+    def _fill_from_message(self) -> None:
+        """Take from the message beside the pieces what no piece had."""
+        message, self._beside = self._beside, None
+        if message is None:
+            return
+        missing = dict(message)
+        if any(self._content):
+            missing.pop("content", None)
+        if self._called():
+            missing.pop("tool_calls", None)
+            missing.pop("function_call", None)
+        for key in self._kept:
+            missing.pop(key, None)
+        self._grow_whole(missing)
 
     def _add_other(self, choice: Mapping[str, Any]) -> None:
         """Keep the calls of another choice: some gateways give a text and its calls as two."""
@@ -198,12 +222,19 @@ class ChatAnswer(WireAnswer):
         part = {name: value for name, value in choice.items() if name != "index"}
         self._other.add({"choices": [part]})
 
+    def _called(self) -> list[dict[str, Any]]:
+        return [call for call in self._calls if _is_call(call["function"])]
+
     def _calls_of_answer(self) -> list[dict[str, Any]]:
-        if self._other is None or self._calls or self.stop_reason not in _STOPPED_TO_CALL:
-            return self._calls
-        return self._other._calls
+        calls = self._called()
+        if self._other is None or calls or self.stop_reason not in _STOPPED_TO_CALL:
+            return calls
+        return self._other._called()
 
     def whole(self) -> WholeAnswer:
+        for choice in (self, self._other):
+            if choice is not None:
+                choice._fill_from_message()
         raw: dict[str, Any] = {"role": "assistant", "content": _joined(self._content), **self._kept}
         all_calls = self._calls_of_answer()
         if all_calls:
@@ -338,6 +369,15 @@ class ChatAnswer(WireAnswer):
         so_far = known["name"].getvalue()
         may_go_on = any(one.startswith(so_far + name) for one in self.offered)
         return name != so_far and so_far in self.offered and not may_go_on
+
+
+def _is_call(function: Mapping[str, Any]) -> bool:
+    """Tell whether a call has a name or arguments; some servers (Snowflake) put an empty one into every answer."""
+    return asks_for_something(_text_of(function["name"]), _text_of(function["arguments"]))
+
+
+def _text_of(text: str | StringIO) -> str:
+    return text if isinstance(text, str) else text.getvalue()
 
 
 def _has_new_arguments(arguments: StringIO, function: Mapping[str, Any]) -> bool:

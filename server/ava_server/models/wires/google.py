@@ -21,6 +21,7 @@ from ava_server.models.wires.wire import (
     WholeAnswer,
     Wire,
     WireAnswer,
+    asks_for_something,
     dropped_calls_note,
     one_line,
     set_unique_ids,
@@ -282,8 +283,8 @@ class GoogleAnswer(WireAnswer):
         return self._grow(objects_in(fields_of(candidates[0].get("content")).get("parts")))
 
     def whole(self) -> WholeAnswer:
-        call_parts = [part for part in self._parts if "functionCall" in part.fields]
-        dropped = {id(part) for part in call_parts[MOST_CALLS:]}
+        call_parts = list(filter(_is_call, self._calls()))
+        dropped = {id(part) for part in self._calls()} - {id(part) for part in call_parts[:MOST_CALLS]}
         kept = [part.whole() for part in self._parts if id(part) not in dropped]
         raw, changed = json_text.storable({"role": "model", "parts": kept})
         called = [part["functionCall"] for part in raw["parts"] if "functionCall" in part]
@@ -380,6 +381,10 @@ def _block_reason(event: Mapping[str, Any]) -> str:
 
 def _words(parts: Sequence[Mapping[str, Any]], *, thought: bool = False) -> str:
     return "".join(as_text(part.get("text")) for part in parts if (part.get("thought") is True) is thought)
+
+
+def _is_call(part: _Part) -> bool:
+    return asks_for_something(as_text(fields_of(part.fields["functionCall"]).get("name")), _raw_args(part))
 
 
 def _raw_args(part: _Part) -> str:

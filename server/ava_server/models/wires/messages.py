@@ -20,6 +20,7 @@ from ava_server.models.wires.wire import (
     WholeAnswer,
     Wire,
     WireAnswer,
+    asks_for_something,
     dropped_calls_note,
     one_line,
     set_unique_ids,
@@ -186,7 +187,7 @@ class MessagesAnswer(WireAnswer):
         return Delta()
 
     def whole(self) -> WholeAnswer:
-        blocks = [self._whole_block(index) for index in self._blocks]
+        blocks = [block for block in map(self._whole_block, self._blocks) if not _is_empty_call(block)]
         all_calls = [block for block in blocks if block.get("type") == "tool_use"]
         raw_args = [block.pop("_raw") for block in all_calls]
         dropped = set(map(id, all_calls[MOST_CALLS:]))
@@ -291,6 +292,12 @@ class MessagesAnswer(WireAnswer):
         if hour:
             return (f"{hour} tokens were cached for an hour, which costs more than the price used here",)
         return ()
+
+
+def _is_empty_call(block: Mapping[str, Any]) -> bool:
+    if block.get("type") != "tool_use":
+        return False
+    return not asks_for_something(as_text(block.get("name")), block["_raw"])
 
 
 def _whole_count(usage: Mapping[str, Any], name: str) -> Any:

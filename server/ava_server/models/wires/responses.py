@@ -15,6 +15,7 @@ from ava_server.models.wires.wire import (
     WholeAnswer,
     Wire,
     WireAnswer,
+    asks_for_something,
     cache_key,
     dropped_calls_note,
     marked,
@@ -201,11 +202,14 @@ class ResponsesAnswer(WireAnswer):
         output: list[dict[str, Any]] = []
         found = 0
         for item in self._in_order():
-            if item.fields.get("type") == CALL:
+            whole = item.whole()
+            if whole.get("type") == CALL:
+                if not asks_for_something(as_text(whole.get("name")), whole["arguments"]):
+                    continue
                 found += 1
                 if found > MOST_CALLS:
                     continue
-            output.append(item.whole())
+            output.append(whole)
         raw, changed = json_text.storable({"role": "assistant", "output": output})
         asked = [item for item in raw["output"] if item.get("type") == CALL]
         set_unique_ids(asked, "call_id")

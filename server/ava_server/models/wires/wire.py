@@ -305,6 +305,11 @@ def tool_use(call_id: str, name: str, raw_args: str) -> ToolUse:
     return ToolUse(call_id, name, decode_object(raw_args), raw_args)
 
 
+def asks_for_something(name: str, arguments: str) -> bool:
+    """Tell whether a call has a name or arguments: one without both is none, whatever field it stands in."""
+    return bool(name.strip()) or arguments.strip() not in ("", "{}", "null")
+
+
 def one_line(text: str | None) -> str | None:
     """Return a provider's id or reason as the log can hold it: one line, without terminal controls."""
     text = join_surrogates((text or "")[:_LONGEST_LINE])[0]
