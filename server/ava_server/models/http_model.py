@@ -17,6 +17,7 @@ from ava_server.models import json_text
 from ava_server.models import tokens as bounds
 from ava_server.models.base import (
     NOT_SENT,
+    AssistantTurn,
     Bound,
     ReportedUsage,
     Request,
@@ -26,7 +27,7 @@ from ava_server.models.base import (
     unchecked,
 )
 from ava_server.models.errors import Endpoint, with_usage
-from ava_server.models.providers import key_header
+from ava_server.models.providers import key_header, may_count_cache_beside
 from ava_server.models.usage_reader import usage_reader
 from ava_server.models.wires.stream import MOST_BYTES, AnswerStream, Deadlines
 from ava_server.models.wires.wire import Wire
@@ -65,6 +66,11 @@ class HttpModel:
     _counted: bounds.CountedMessages = field(
         default_factory=bounds.CountedMessages, init=False, repr=False, compare=False
     )
+    _cache: bounds.CachePlace = field(default_factory=bounds.CachePlace, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.wire.sorts_cache:
+            self._cache.uncertain = may_count_cache_beside(self.provider, self.base_url, self.model_id)
 
     @property
     def name(self) -> str:
@@ -96,6 +102,8 @@ class HttpModel:
             own = (request.system, *(tool.description for tool in request.tools))
             return bounds.shown_bytes([*own, *map(self.wire.message, request.turns)])
 
+        if any(isinstance(turn, AssistantTurn) for turn in request.turns):
+            self._cache.uncertain = False
         offered = frozenset(tool.name for tool in request.tools)
         return self.exchange(
             lambda: self._take_encoded(request), check, shown_bytes, most_output=request.max_output, offered=offered
@@ -152,7 +160,7 @@ class HttpModel:
                 raise _unexpected(error, endpoint, sent=sending) from error
             yield AnswerStream(
                 response, self.wire, endpoint, self.deadlines, end, size, seen, self.most_bytes, most_output, reader,
-                offered,
+                offered, self._cache,
             )  # fmt: skip
         finally:
             try:
@@ -233,6 +241,7 @@ class HttpModel:
         except json_text.NotJsonError:
             return error
         answer = self.wire.answer()
+        answer.cache = self._cache
         if not answer.read_usage_of(fields):
             return error
         return with_usage(error, answer.complete(

@@ -39,6 +39,7 @@ class KnownProvider:
     id_prefixes: tuple[str, ...] = ()  # what ids begin with that name where a model runs, as Bedrock's profiles do
     long_limit: bool = False  # it expects `max_completion_tokens`, not `max_tokens`
     tells_usage: bool = False  # it reports the usage of a stream unasked, and refuses to be asked (`stream_options`)
+    cache_beside: tuple[str, ...] = ()  # what its models are called that may count their cache beside the prompt
     takes_call_ids: bool = True  # it accepts the ids of function calls in Google's format
     has_tiers: bool = True  # it has models that can call tools, at prices that the table knows
 
@@ -103,6 +104,7 @@ PROVIDERS: Mapping[str, KnownProvider] = {
         address_variables=("AZURE_OPENAI_ENDPOINT",),
         hosts=(".openai.azure.com", ".services.ai.azure.com", ".cognitiveservices.azure.com"),
         header="api-key",
+        cache_beside=("grok",),
         long_limit=True,
     ),
     "ollama": KnownProvider("", "http://127.0.0.1:11434/v1", "this_machine"),
@@ -114,7 +116,7 @@ PROVIDERS: Mapping[str, KnownProvider] = {
 }
 """In the order of preference when several have a key."""
 
-_UNKNOWN = KnownProvider()
+_UNKNOWN = KnownProvider(cache_beside=("",))
 
 
 @lru_cache(maxsize=64)
@@ -155,6 +157,14 @@ def key_header(base_url: str, api_key: str) -> dict[str, str]:
     if not known.header or api_key.startswith(known.tokens):
         return {}
     return {known.header: api_key}
+
+
+def may_count_cache_beside(provider: str, base_url: str, model_id: str) -> bool:
+    """Tell whether a model may count the tokens of its cache beside its prompt; servers on this machine do not."""
+    named = PROVIDERS.get(provider)
+    if named is not None and named.kind == "this_machine":
+        return False
+    return any(name in model_id.lower() for name in provider_at(base_url).cache_beside)
 
 
 def is_own_host(provider: str, base_url: str) -> bool:

@@ -8,18 +8,40 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
 from typing import Any, TypeGuard, cast
 
 from ava_audit.events import Usage
-from ava_server.models.base import AssistantTurn, Bound, ReportedUsage, Request, Segment, ToolSchema, Turn
+from ava_server.models.base import AssistantTurn, Bound, MoreUsage, ReportedUsage, Request, Segment, ToolSchema, Turn
 from ava_server.models.json_text import as_object, encode, fields_of, join_surrogates
 
 MOST_TOKENS = 10**9
 """A larger count is a fault of the provider, and so is a larger cost in USD."""
 FLOOR_BYTES = 16
 """No whole prompt has more bytes per token; text has about four, and tables of blanks reach ten."""
+
+
+@dataclass
+class CachePlace:
+    """Where a provider counts the tokens of its cache: in the prompt, as most do, or beside it.
+
+    Attributes:
+        uncertain: No answer has come, and nothing is known of the provider. Azure's Grok leaves its cache out of
+            prompt and total alike, so that no sum shows it.
+        beside: An earlier answer could only mean that it is beside the prompt.
+    """
+
+    uncertain: bool = False
+    beside: bool = False
+
+    def dearer(self, usage: Usage) -> MoreUsage | None:
+        """Return what the dearer reading of a first answer has more, where both readings are possible."""
+        is_first, self.uncertain = self.uncertain, False
+        if not is_first or self.beside or not usage.cache_read_tokens:
+            return None
+        return MoreUsage(usage.cache_read_tokens + usage.cache_write_tokens, 0)
 
 
 def read_usage(
@@ -29,11 +51,13 @@ def read_usage(
     has_content: bool,
     seen: Callable[[], int] | None = None,
     most_output: int | None = None,
+    cache: CachePlace | None = None,
 ) -> tuple[Usage | None, int | None, tuple[str, ...]]:
     """Read a provider's usage; a count that is too small to be true makes it unusable.
 
     `seen` returns how many bytes of text the model was certainly shown, at most the `sent_bytes` of the body, which
     count without it; it is called only where the prompt looks too small. `most_output` is the answer's own limit.
+    `cache` is what earlier answers have shown of it, and learns from this one.
     Returns tokens by class (None without a plausible report), the cost in micro-USD rounded up (None when it is not
     reported), and a note for each value that cannot be true.
     """
@@ -46,10 +70,16 @@ def read_usage(
         return None, cost, (*notes, fault)
     prompt, output, cached, written, thinking = map(int, reported.values())
     total = _total_in(usage)
+    cache = cache or CachePlace()
     beside = _beside_prompt(prompt, output, (cached, written), thinking, total)
+    as_before = 0
     if beside:
+        cache.beside = True
         notes = (*notes, "cached tokens reported beside the prompt, not in it")
         prompt += beside
+    elif cached and cache.beside:
+        notes = (*notes, "cached tokens counted beside the prompt, as in an earlier answer")
+        as_before = cached + written
     elif cached + written > prompt:
         notes = (*notes, "the same tokens reported as read from the cache and as written to it")
         cached = max(cached - written, 0)
@@ -61,6 +91,7 @@ def read_usage(
         output += more
         thinking += more
         notes = (*notes, _total_note(only_total, more))
+    prompt += as_before
     shown = _shown_to_model(prompt, sent_bytes, seen)
     if prompt < _least_prompt(shown):
         fault = f"usage not counted: a prompt of {prompt} tokens for {shown:,} bytes of text"

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import anyio
 import pytest
@@ -12,6 +13,7 @@ from ava_audit.events import Usage
 from ava_server.models.base import (
     AssistantTurn,
     Completion,
+    MoreUsage,
     ReportedUsage,
     Request,
     Segment,
@@ -66,6 +68,32 @@ async def test_an_unstreamed_answer_equals_the_streamed_one(say: Say) -> None:
     assert completion.text == "whole"
     assert [call.args for call in completion.calls] == [args for _, args in say.calls]
     assert received.json["stream"] is streaming
+
+
+BESIDE: dict[str, Any] = {
+    "prompt_tokens": 90,
+    "completion_tokens": 40,
+    "total_tokens": 130,
+    "prompt_tokens_details": {"cached_tokens": 80},
+}
+
+
+async def test_the_dearer_reading_of_an_ambiguous_cache_is_booked_for_a_first_answer_alone() -> None:
+    found, _ = await answers([Say("One.", usage=BESIDE), Say("Two.", usage=BESIDE)], times=2)
+    in_prompt = Usage(input_tokens=10, cache_read_tokens=80, output_tokens=40)
+    assert [(one.usage, one.more) for one in found] == [(in_prompt, MoreUsage(80, 0)), (in_prompt, None)]
+    later = replace(ASK, turns=(*ASK.turns, AssistantTurn({"role": "assistant", "content": "Wait."}), UserTurn("Go.")))
+    ((resumed,), _) = await answers([Say("One.", usage=BESIDE)], later)
+    assert (resumed.usage, resumed.more) == (in_prompt, None)
+
+
+async def test_a_cache_once_seen_beside_the_prompt_stays_beside_it_in_the_run() -> None:
+    clearly = {**BESIDE, "prompt_tokens_details": {"cached_tokens": 384}}
+    found, _ = await answers([Say("One.", usage=clearly), Say("Two.", usage=BESIDE)], times=2)
+    assert [(one.usage, one.more) for one in found] == [
+        (Usage(input_tokens=90, cache_read_tokens=384, output_tokens=40), None),
+        (Usage(input_tokens=90, cache_read_tokens=80, output_tokens=40), None),
+    ]
 
 
 async def test_sends_exactly_the_encoded_body() -> None:

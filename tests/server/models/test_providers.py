@@ -24,7 +24,7 @@ from ava_server.models.http_model import HttpModel, key_headers
 from ava_server.models.listing import ask_endpoint, model_catalogs
 from ava_server.models.model_choice import Choice, ModelSettings, Provider, choose, default_tiers
 from ava_server.models.prices import UserPrice
-from ava_server.models.providers import PROVIDERS, key_header
+from ava_server.models.providers import PROVIDERS, key_header, may_count_cache_beside
 
 SELLERS = [name for name, known in PROVIDERS.items() if known.models]
 CALLED = [*SELLERS, "azure deployments", "bedrock anthropic", "vertex openapi"]
@@ -213,6 +213,21 @@ def test_a_stored_key_of_vertex_is_sent_as_a_key_and_a_token_as_one(
     url = model.wire.url(model.base_url, choice.model_id)
     assert url == f"{base_url}/models/gemini-3.8-flash:streamGenerateContent?alt=sse"
     assert key_headers(model.wire, Endpoint(url, choice.model_id, key, minted=minted)) == headers
+
+
+@pytest.mark.parametrize(
+    ("name", "model_id", "may"),
+    [
+        ("openai", "gpt-6.1-terra", False),
+        ("azure", "our-gpt", False),
+        ("azure", "grok-4.3", True),
+        ("ollama", "qwen3", False),
+        ("ours", "qwen3", True),
+    ],
+)
+def test_where_the_cache_is_counted_is_known_of_known_addresses(name: str, model_id: str, may: bool) -> None:
+    address = "https://models.example.org/v1" if name == "ours" else address_of(name)
+    assert may_count_cache_beside(name, address, model_id) is may
 
 
 FAILURES: Mapping[int, str] = {400: "bad_request", 401: "auth", 429: "rate_limit", 500: "overloaded", 503: "overloaded"}

@@ -3,7 +3,8 @@ from typing import Any
 import pytest
 
 from ava_audit.events import Usage
-from ava_server.models.tokens import merge_usage, read_usage, shown_bytes
+from ava_server.models.base import MoreUsage
+from ava_server.models.tokens import CachePlace, merge_usage, read_usage, shown_bytes
 
 PLAIN = {"prompt_tokens": 100, "completion_tokens": 20}
 
@@ -216,3 +217,35 @@ def test_the_envelope_and_earlier_thinking_count_as_no_prompt() -> None:
     assert (found, notes) == (Usage(input_tokens=3, output_tokens=1), ())
     found, _, notes = read_usage(few, sent_bytes=2_000, has_content=True, seen=lambda: 1_600)
     assert found is None and "1,600 bytes of text" in notes[0]
+
+
+GROK = {
+    "prompt_tokens": 249,
+    "completion_tokens": 40,
+    "total_tokens": 289,
+    "prompt_tokens_details": {"cached_tokens": 158},
+}
+"""As Azure's Grok reports it: neither its prompt nor its total has the cached tokens."""
+IN_PROMPT = Usage(input_tokens=91, cache_read_tokens=158, output_tokens=40)
+BESIDE = Usage(input_tokens=249, cache_read_tokens=158, output_tokens=40)
+
+
+def read_with(cache: CachePlace, reported: dict[str, Any]) -> Usage | None:
+    return read_usage(reported, sent_bytes=2_000, has_content=True, cache=cache)[0]
+
+
+def test_of_an_ambiguous_first_answer_the_dearer_reading_is_booked_besides() -> None:
+    cache = CachePlace(uncertain=True)
+    assert read_with(cache, GROK) == IN_PROMPT
+    assert cache.dearer(IN_PROMPT) == MoreUsage(prompt_tokens=158, output_tokens=0)
+    assert cache.dearer(IN_PROMPT) is None, "it is no first answer"
+    assert CachePlace().dearer(IN_PROMPT) is None
+    assert CachePlace(uncertain=True).dearer(Usage(input_tokens=249, output_tokens=40)) is None
+
+
+def test_a_cache_once_seen_beside_the_prompt_stays_beside_it() -> None:
+    cache = CachePlace()
+    clearly = {**GROK, "prompt_tokens": 60, "total_tokens": 100, "prompt_tokens_details": {"cached_tokens": 384}}
+    assert read_with(cache, clearly) == Usage(input_tokens=60, cache_read_tokens=384, output_tokens=40)
+    assert read_with(cache, GROK) == BESIDE
+    assert read_with(cache, {**GROK, "prompt_tokens_details": None}) == Usage(input_tokens=249, output_tokens=40)

@@ -71,6 +71,7 @@ class GoogleWire(Wire):
     speaks: ClassVar[str] = "Google's generateContent"
     flavors: ClassVar[tuple[str, ...]] = ("default",)
     part: ClassVar[str] = "candidates"
+    sorts_cache: ClassVar[bool] = True
     path: ClassVar[str] = ""
     bearer: bool = False
     call_ids: bool = True

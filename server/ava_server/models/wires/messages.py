@@ -42,6 +42,7 @@ class MessagesWire(Wire):
     speaks: ClassVar[str] = "Anthropic Messages"
     flavors: ClassVar[tuple[str, ...]] = ("anthropic", "default")
     part: ClassVar[str] = "content"
+    sorts_cache: ClassVar[bool] = True
     path: ClassVar[str] = "/messages"
     bearer: bool = False
 

@@ -15,6 +15,7 @@ from ava_server.core.errors import ModelError
 from ava_server.models import json_text
 from ava_server.models.base import Completion, Delta
 from ava_server.models.errors import Endpoint, with_usage
+from ava_server.models.tokens import CachePlace
 
 if TYPE_CHECKING:
     import httpx2
@@ -140,13 +141,14 @@ class AnswerStream:
         most_output: int | None = None,
         reader: UsageReader | None = None,
         offered: frozenset[str] = frozenset(),
+        cache: CachePlace | None = None,
     ) -> None:
         """Take over a response with status 200, read up to its headers.
 
         `end` is the call's deadline on the event loop's clock. `sent_bytes`, the size of the request's body, bounds the
         usage from below; `seen` returns how many bytes of text in it the model was certainly shown, and `most_output`
         is the answer's own limit. `reader` reads the usage a second time. `offered` are the names of the tools that the
-        model may call, as far as they are known.
+        model may call, as far as they are known. `cache` is what earlier answers have shown of how it is counted.
         """
         self._most_bytes = most_bytes
         self._sent_bytes = sent_bytes
@@ -165,6 +167,8 @@ class AnswerStream:
         self._tail = b""
         self._answer = wire.answer()
         self._answer.offered = offered
+        if cache is not None:
+            self._answer.cache = cache
         self._notes: list[str] = []
         self._late_error = False
         self._odd: ModelError | None = None  # the first event that is no JSON object

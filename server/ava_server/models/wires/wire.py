@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import quote
 
@@ -21,7 +21,7 @@ from ava_server.models.json_text import (
 )
 from ava_server.models.model_choice import EFFORT, LOW, UNKNOWN, Thinking
 from ava_server.models.prompt_cache import CacheMark
-from ava_server.models.tokens import claims_use, merge_usage, read_usage
+from ava_server.models.tokens import CachePlace, claims_use, merge_usage, read_usage
 from ava_server.models.usage_reader import UsageReader, more_words
 
 _Call = TypeVar("_Call")
@@ -54,7 +54,7 @@ class WireAnswer(ABC):
     the stream has said that nothing more comes. `closed`: an answer without such a word was taken. `usage` is the
     provider's as it came. `offered` are the names of the tools, where they are known. `_let_go` is how many calls are
     counted but no longer held, `_room` how many parts an answer may have before that is looked for. `usage_field` is
-    where the provider has the usage.
+    where the provider has the usage, and `cache` what is known of how it counts its cache.
     """
 
     usage_field: ClassVar[str] = "usage"
@@ -65,6 +65,7 @@ class WireAnswer(ABC):
     request_id: str | None = None
     usage: dict[str, Any] | None = None
     offered: frozenset[str] = frozenset()
+    cache: CachePlace = field(default_factory=CachePlace)
     _let_go: int = 0
     _room: int = 8 * MOST_CALLS
 
@@ -119,12 +120,17 @@ class WireAnswer(ABC):
             has_content=not whole.is_empty,
             seen=seen,
             most_output=most_output,
+            cache=self.cache,
         )
         more = None
-        if reader is not None and usage is not None and not cost_micros:
-            more = reader.more(self.usage or {}, usage)
-        if more is not None:
-            odd = (*odd, more_words(more))
+        if usage is not None and not cost_micros:
+            more = self.cache.dearer(usage)
+            if more is not None:
+                odd = (*odd, "cached tokens may be beside the prompt: booked so, as far as they were reserved")
+            elif reader is not None:
+                more = reader.more(self.usage or {}, usage)
+                if more is not None:
+                    odd = (*odd, more_words(more))
         return Completion(
             text=whole.text,
             calls=whole.calls,
@@ -173,6 +179,7 @@ class Wire(ABC):
 
     `streaming`: ask for a stream; some servers cannot. `speaks` is its name for people, and `flavors` its names in
     genai-prices, the best one first. `part` is the field that every whole answer has. `path` is under an API's address.
+    `sorts_cache`: the format itself says whether the prompt that it counts has the cache in it.
     """
 
     streaming: bool = True
@@ -181,6 +188,7 @@ class Wire(ABC):
     flavors: ClassVar[tuple[str, ...]]
     part: ClassVar[str]
     path: ClassVar[str]
+    sorts_cache: ClassVar[bool] = False
 
     def url(self, base_url: str, model: str) -> str:
         """Return where answers of a model are asked for.

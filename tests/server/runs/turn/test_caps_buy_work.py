@@ -312,7 +312,8 @@ def reads(count: int = 100, *, cached: bool = False) -> Any:
     def step(request: dict[str, Any]) -> Step:
         turn = turns_of(request)
         calls = [DONE] if turn >= count or told_to_end(request) else [("read_file", {"path": f"{turn}.md"})]
-        return Say("Next.", calls=calls, usage=usage(request, cached=cached))
+        is_warm = cached and turn > 0
+        return Say("Next.", calls=calls, usage=usage(request, cached=is_warm))
 
     return step
 
