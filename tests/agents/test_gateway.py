@@ -196,6 +196,26 @@ async def test_each_provider_gets_what_its_row_says_it_accepts(tmp_path: Path, n
         assert json.dumps(sent).count('"c1"') == 2
 
 
+async def test_an_agent_repeats_a_call_whose_limit_has_another_name(tmp_path: Path) -> None:
+    no = Fail(400, {"error": {"message": "Use 'max_completion_tokens' instead of 'max_tokens' with this model."}})
+    other = Fail(400, {"error": {"message": "Unrecognized request argument supplied: max_tokens"}})
+    for refusal in (no, other):
+        async with open_gateway(tmp_path, [refusal, Say("ok")], "chat_completions") as at:
+            refused = await at.ask(agent_request("chat_completions"))
+            assert refused.status_code == 529 and refused.headers["x-should-retry"] == "true"
+            assert (await at.ask(agent_request("chat_completions"))).status_code == 200
+            limits = [{"max_tokens", "max_completion_tokens"} & one.json.keys() for one in at.far.requests]
+        assert limits == [{"max_tokens"}, {"max_completion_tokens"}]
+        assert at.meter.ways == ["not_billed", "billed"]
+
+
+async def test_a_format_with_one_name_for_the_limit_is_not_asked_again(tmp_path: Path) -> None:
+    no = Fail(400, {"error": {"message": "Unsupported parameter: 'max_tokens' is not supported."}})
+    async with open_gateway(tmp_path, [no], "messages") as at:
+        refused = await at.ask(agent_request("messages"))
+    assert refused.status_code == 400 and refused.headers["x-should-retry"] == "false"
+
+
 async def test_tools_that_google_runs_are_taken_out(tmp_path: Path) -> None:
     async with open_gateway(tmp_path, [Say("ok")], "google", off=frozenset({"google_web_search"})) as at:
         allowed = {"mode": "ANY", "allowedFunctionNames": ["google_web_search", "Read"]}

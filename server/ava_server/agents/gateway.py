@@ -86,6 +86,7 @@ _FAILED: Mapping[str, tuple[int, str]] = {
     "usage_limit": (402, "billing_error"),
     "bad_request": (400, "invalid_request_error"),
     "rejected": (400, "invalid_request_error"),
+    "limit_name": (400, "invalid_request_error"),
     "timeout": (504, "timeout_error"),
 }
 """The same for what a provider answered, by the kind of error; else 502."""
@@ -249,7 +250,7 @@ class Gateway:
         if failed is None:
             return self._over()
         status, kind = _FAILED.get(failed.kind, (502, "api_error"))
-        if failed.kind == "auth" and failed.retryable:  # a key that was renewed: the agent is to ask again
+        if failed.kind in ("auth", "limit_name") and failed.retryable:  # a new key, or the limit's other name
             status, kind = _FAILED["overloaded"]
         return self._error(status, kind, str(failed), failed.again_after_s)
 
@@ -289,7 +290,7 @@ class Gateway:
         return self._error(403, "permission_error", "this run is over")
 
     async def _forward(self, forwarded: _Forwarded, headers: Headers) -> None:
-        call, bodies, wire = forwarded.admitted.call, self._bodies, self._model.wire
+        call, bodies = forwarded.admitted.call, self._bodies
         passed_headers: dict[str, str] | None = None
         betas = [name for name in _betas(headers) if _BETA.fullmatch(name)]
         if betas:
@@ -297,7 +298,7 @@ class Gateway:
         with forwarded.reading:
             try:
                 async with self._model.exchange(
-                    lambda: encode(wire.accepted_body(bodies.limited(call, forwarded.admitted.output))),
+                    lambda: encode(self._model.accepted_body(bodies.limited(call, forwarded.admitted.output))),
                     self._meter.check,
                     lambda: bodies.shown_bytes(call),
                     passed_headers,

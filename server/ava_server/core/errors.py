@@ -95,6 +95,7 @@ ModelErrorKind = Literal[
     "timeout",
     "usage_limit",
     "thinking",
+    "limit_name",
     "rejected",
 ]
 

@@ -82,6 +82,7 @@ class Request:
     max_output: int  # most tokens that the answer may have, thinking included
     thinking: int = 0  # how many of them the model may use for thinking; with 0 it is told not to think
     own_bytes: int = 0  # how many bytes of the system prompt are Ava's own text
+    other_limit: bool = False  # the provider has refused the usual name of `max_output`
     shared_chars: int = 0  # how many characters of the system prompt all runs of the role have, for marks of a cache
 
     @property

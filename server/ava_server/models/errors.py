@@ -215,12 +215,19 @@ def _detail_words(detail: Any) -> Any:
     """Return the words of a `detail`, which FastAPI gives as text, as an object, or as a list of faults."""
     faults = as_list(detail)
     if faults:
-        messages = [as_text(fields_of(fault).get("msg")) for fault in faults]
+        messages = [_fault_words(fields_of(fault)) for fault in faults]
         return "; ".join(filter(None, messages)) or str(faults)
     fields = as_object(detail)
     if fields is None:
         return detail or ""
     return fields.get("message") or fields.get("error") or str(detail)
+
+
+def _fault_words(fault: Mapping[str, Any]) -> str:
+    """Return what FastAPI says of a field, after the field's name."""
+    message = as_text(fault.get("msg"))
+    place = as_list(fault.get("loc"))
+    return f"{place[-1]}: {message}" if message and place else message
 
 
 def _other_words(fields: Mapping[str, Any]) -> str:

@@ -43,6 +43,8 @@ log = logging.getLogger("ava.models")
 DEADLINES = Deadlines()
 _ERROR_BYTES = 64 * 1024
 _ERROR_BODY_S = 5.0
+_MOST_REFUSED_LIMITS = 8
+"""Refusals of the limit's name that may be those of calls at the same time, each of which is to be repeated."""
 _LAST_BYTES = 64 * 1024
 """The most that is sent after the last check: what the system takes at once, however slow the network is."""
 
@@ -66,6 +68,7 @@ class HttpModel:
     _counted: bounds.CountedMessages = field(
         default_factory=bounds.CountedMessages, init=False, repr=False, compare=False
     )
+    _refused_limits: list[str] = field(default_factory=list[str], init=False, repr=False, compare=False)
     _cache: bounds.CachePlace = field(default_factory=bounds.CachePlace, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -108,6 +111,10 @@ class HttpModel:
         return self.exchange(
             lambda: self._take_encoded(request), check, shown_bytes, most_output=request.max_output, offered=offered
         )
+
+    def accepted_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a body that another program made, as the endpoint accepts it, by what it has refused so far."""
+        return self.wire.accepted_body(body, other_limit=bool(self._refused_limits))
 
     @asynccontextmanager
     async def exchange(
@@ -213,9 +220,20 @@ class HttpModel:
     async def _status_error(self, endpoint: Endpoint, response: httpx2.Response, content: bytes) -> ModelError:
         """Return the error of a response that is not 200; where its key has expired, a new one is asked for."""
         error = endpoint.status_error(response, content)
+        if error.kind == "limit_name":
+            self._take_other_limit(error)
         if not _says_expired(response.status_code, content):
             return error
         return await self._renewed(endpoint, error)
+
+    def _take_other_limit(self, error: ModelError) -> None:
+        """Have the limit on an answer sent under its other name from now on, where the format has one."""
+        if not self.wire.has_other_limit:
+            error.kind = "bad_request"
+        few = len(self._refused_limits) < _MOST_REFUSED_LIMITS
+        error.retryable = self.wire.has_other_limit and few
+        error.again_after_s = 0.0 if error.retryable else None
+        self._refused_limits.append(str(error))
 
     async def _renewed(self, endpoint: Endpoint, error: ModelError) -> ModelError:
         """Return the error of a call whose key was refused: one to repeat at once where the command has another key."""

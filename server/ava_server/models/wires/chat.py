@@ -54,6 +54,7 @@ class ChatWire(Wire):
     flavors: ClassVar[tuple[str, ...]] = ("chat", "default")
     part: ClassVar[str] = "choices"
     path: ClassVar[str] = "/chat/completions"
+    has_other_limit: ClassVar[bool] = True
     output_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     thinking_field: Literal["reasoning_effort", "reasoning"] = "reasoning_effort"
@@ -80,21 +81,27 @@ class ChatWire(Wire):
             texts = [{"type": "text", "text": text} for text in request.system_parts]
             parts["messages"][0] = {"role": "system", "content": marked(texts, self.cache_mark)}
             parts |= cache_key(request, self.cache_mark)
-        parts[self.output_field] = request.max_output
+        parts[self._limit_name(other=request.other_limit)] = request.max_output
         parts["stream"] = self.streaming
         if self.streaming and self.asks_usage:
             parts["stream_options"] = ASK_USAGE
         return {**parts, **self._thinking(request.thinking), **self.extra}
 
-    def accepted_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def accepted_body(self, body: Mapping[str, Any], *, other_limit: bool = False) -> dict[str, Any]:
         parts = {name: value for name, value in body.items() if name not in OUTPUT_FIELDS}
         limits = [body[name] for name in OUTPUT_FIELDS if name in body]
         if limits:
-            parts[self.output_field] = limits[0]
+            parts[self._limit_name(other=other_limit)] = limits[0]
         parts.pop("stream_options", None)
         if parts.get("stream") is True and self.asks_usage:
             parts["stream_options"] = ASK_USAGE
         return {**parts, **self.extra}
+
+    def _limit_name(self, *, other: bool) -> str:
+        if not other:
+            return self.output_field
+        usual = OUTPUT_FIELDS.index(self.output_field)
+        return OUTPUT_FIELDS[1 - usual]
 
     def _thinking(self, tokens: int) -> dict[str, Any]:
         """Return what tells the model to think for about so many tokens, or, with 0, not to think."""

@@ -167,7 +167,7 @@ class GoogleWire(Wire):
         parts["generationConfig"] = {"maxOutputTokens": request.max_output, **self._thinking(request.thinking)}
         return parts
 
-    def accepted_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
+    def accepted_body(self, body: Mapping[str, Any], *, other_limit: bool = False) -> dict[str, Any]:
         if self.call_ids:
             return dict(body)
         contents = [

@@ -179,6 +179,7 @@ class Wire(ABC):
 
     `streaming`: ask for a stream; some servers cannot. `speaks` is its name for people, and `flavors` its names in
     genai-prices, the best one first. `part` is the field that every whole answer has. `path` is under an API's address.
+    `has_other_limit`: its limit on an answer has two names, of which an endpoint may know one.
     `sorts_cache`: the format itself says whether the prompt that it counts has the cache in it.
     """
 
@@ -188,6 +189,7 @@ class Wire(ABC):
     flavors: ClassVar[tuple[str, ...]]
     part: ClassVar[str]
     path: ClassVar[str]
+    has_other_limit: ClassVar[bool] = False
     sorts_cache: ClassVar[bool] = False
 
     def url(self, base_url: str, model: str) -> str:
@@ -266,8 +268,11 @@ class Wire(ABC):
     def body(self, request: Request) -> dict[str, Any]:
         """Return the whole body of a request, in a fixed order; it depends only on the request and the wire."""
 
-    def accepted_body(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a body that another program made in this format, with its limit, as this endpoint accepts it."""
+    def accepted_body(self, body: Mapping[str, Any], *, other_limit: bool = False) -> dict[str, Any]:
+        """Return a body that another program made in this format, with its limit, as this endpoint accepts it.
+
+        `other_limit`: it has refused the usual name of the limit.
+        """
         return dict(body)
 
     @abstractmethod

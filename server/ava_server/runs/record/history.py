@@ -136,6 +136,7 @@ class History:
         search: The reservation of the web search in flight, where a model provider searches.
         longest_tokens: The most that a call of another agent could take, its answer included.
         thinks: The last call could think. `thinking_dropped`: the provider does not take earlier thinking back.
+        other_limit: The provider has refused the usual name of the limit on an answer.
         invalid_answer: What is wrong with the last answer. `invalid_kinds`: of all such answers in a row.
         drafts: Results that were submitted and not accepted. `malformed`: how many of them had the wrong form.
         check: The last check of the work since the last answer. `last_check`: of the whole run.
@@ -176,6 +177,7 @@ class History:
     longest_tokens: int = 0
     thinks: bool = True
     thinking_dropped: bool = False
+    other_limit: bool = False
     answer_tokens: int = 0
     invalid_answer: InvalidAnswer | None = None
     invalid_kinds: tuple[InvalidKind, ...] = ()
@@ -372,6 +374,7 @@ class History:
             max_output=max_output,
             thinking=thinking,
             own_bytes=self.prefix.own_bytes,
+            other_limit=self.other_limit,
             shared_chars=self.prefix.shared_chars,
         )
 
@@ -548,6 +551,8 @@ class History:
     def _add_error(self, fact: ErrorOccurred) -> None:
         """Fold an error: one about thinking turns thinking off, also in the turns before it.
 
+        One about the limit on an answer gives it its other name.
+
         After a call of unknown cost, an error of the same attempt means that its connection was lost.
         """
         if fact.kind == "thinking":
@@ -557,6 +562,8 @@ class History:
             for item in self._items:
                 if isinstance(item.turn, AssistantTurn):
                     item.turn = replace(item.turn, without_thinking=True)
+        if fact.kind == "limit_name":
+            self.other_limit = True
         if self._unknown is not None and (fact.turn, fact.attempt) == self._unknown:
             self.unknown_attempts += 1
             self._unknown = None

@@ -217,7 +217,8 @@ class ModelCalls:
         if may_have_been_billed(error):
             settlement = "unknown"
         held = reserved.fact
-        thinking_dropped = self._log.history.thinking_dropped  # before this error is folded, which may set it
+        history = self._log.history
+        tried = {"thinking": history.thinking_dropped, "limit_name": history.other_limit}  # before this error is folded
         text = self._hide(str(error))
         fact = ErrorOccurred(
             error=text,
@@ -238,7 +239,7 @@ class ModelCalls:
         self._count_try(held.turn)
         wait_s = error.again_after_s
         may_retry = error.retryable or (error.kind == "usage_limit" and wait_s is not None)
-        if error.kind == "thinking" and thinking_dropped:
+        if tried.get(error.kind):
             may_retry = False
         if may_retry and self._log.history.unknown_attempts < UNKNOWN_ATTEMPTS:
             outcome = await self._wait(wait_s, held.attempt)

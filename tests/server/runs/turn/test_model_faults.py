@@ -6,7 +6,7 @@ Then the run ends and says what happened; what there is of a result is kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,15 @@ from support.logs.cutting import all_entries, go_on_from
 from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, run_model_server, whole_answer
 from support.runtime import Lab, check_requests, hand_over, open_lab, submit, wait_for
 
-from ava_audit.events import AssistantMessage, CostReserved, RunClaimed, SubagentComplete, ToolCall, ToolResult
+from ava_audit.events import (
+    AssistantMessage,
+    CostReserved,
+    CostUpdate,
+    RunClaimed,
+    SubagentComplete,
+    ToolCall,
+    ToolResult,
+)
 from ava_server.runs.record.invalid_answers import error_of, find_repetition
 
 NOTE = Say(calls=[("scratchpad", {"note": "remember this"})])
@@ -45,6 +53,48 @@ def refusing(words: str = NO, *, stop: str = "stop") -> Raw:
     answer["choices"][0]["finish_reason"] = stop
     answer["usage"] = {"prompt_tokens": 1_500, "completion_tokens": 10, "total_tokens": 1_510}
     return Raw([json.dumps(answer).encode()], "application/json")
+
+
+# -- the name of the limit on an answer -----------------------------------------------------------------------------
+
+USE_OTHER = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+"""What OpenAI's newer models say, through any gateway."""
+NOT_PERMITTED = {"detail": [{"loc": ["body", "max_tokens"], "msg": "Extra inputs are not permitted"}]}
+
+
+def limited(refused: str, fail: Fail) -> Callable[[dict[str, Any]], Step]:
+    """A model behind a gateway that refuses one name of the limit."""
+
+    def step(request: dict[str, Any]) -> Step:
+        if refused in request:
+            return fail
+        return hand_over() if len(request["messages"]) > 2 else NOTE
+
+    return step
+
+
+@pytest.mark.parametrize(
+    "fail",
+    [Fail(400, {"error": {"message": USE_OTHER, "param": "max_tokens"}}), Fail(422, NOT_PERMITTED)],
+    ids=["OpenAI", "pydantic"],
+)
+async def test_a_refused_name_of_the_limit_is_replaced_by_the_other_one(tmp_path: Path, fail: Fail) -> None:
+    async with open_lab(tmp_path, limited("max_tokens", fail)) as lab:
+        run_id = await lab.start()
+        run = await lab.ended(run_id)
+        settled = await lab.facts(run_id, CostUpdate)
+        sent = [request.json for request in lab.server.requests]
+    assert run.state == "success", run.stop_reason
+    assert [fact.settlement for fact in settled] == ["not_billed", "billed", "billed"]
+    assert ["max_completion_tokens" in body for body in sent] == [False, True, True], "known for the rest of the run"
+
+
+async def test_a_limit_that_is_refused_by_both_names_ends_the_run(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [Fail(400, {"error": {"message": USE_OTHER}})] * 3) as lab:
+        result = await lab.outcome()
+        requests = len(lab.server.requests)
+    assert (result["status"], result["error"]["kind"], requests) == ("error", "limit_name", 2)
+    assert "has another name for the limit" in result["untrusted_result"]["error_text"]
 
 
 # -- calls printed as text ------------------------------------------------------------------------------------------
