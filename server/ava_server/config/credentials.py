@@ -160,6 +160,7 @@ def model_settings(
                 provider,
                 base_url=_address(name, own),
                 wire=own.wire,
+                like=own.like,
                 streaming=own.stream,
                 price_as=own.price_as,
             )

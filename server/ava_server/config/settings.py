@@ -36,7 +36,7 @@ from ava_server.core.data_root import DataRoot, absolute_file, absolute_folder, 
 from ava_server.core.errors import ConfigError, Refused
 from ava_server.core.ids import nearest
 from ava_server.core.shared_files import reason, to_do
-from ava_server.models.providers import PROVIDERS, RemoteWire, is_local
+from ava_server.models.providers import LIKE, PROVIDERS, RemoteWire, is_local
 
 if TYPE_CHECKING:
     from ava_audit.events import SettingsChanged, Who
@@ -127,6 +127,12 @@ Host = Annotated[str, AfterValidator(bound_host)]
 ProxyUrl = Annotated[str, AfterValidator(lambda text: proxy_url(text) if text else text)]
 
 
+def _like(name: str) -> str:
+    if name and name not in LIKE:
+        raise ValueError(f"one of {', '.join(LIKE)}")
+    return name
+
+
 class SettingsTable(BaseModel):
     """Base of every table of settings: immutable, and unknown names are refused."""
 
@@ -162,12 +168,15 @@ class Tiers(SettingsTable):
 class ProviderSettings(SettingsTable):
     """A provider: its address, the format that it speaks (None: known by its address), and whether it can stream.
 
+    `like` is the known provider as which an address of one's own is called: with its header for the key, its name of
+    the limit on an answer, and its format.
     `key_command` prints its key, which is used for `key_ttl_s` seconds. `price_as` has the model as which each name of
     its own is priced.
     """
 
     base_url: ProviderUrl | None = None
     wire: RemoteWire | None = None
+    like: Annotated[str, AfterValidator(_like)] = ""
     stream: bool = True
     key_command: tuple[str, ...] = ()
     key_ttl_s: Annotated[int, BeforeValidator(_no_bool), Field(ge=1, le=86_400)] = 1_800

@@ -272,6 +272,7 @@ class Endpoint:
     api_key: str | None = field(repr=False)
     speaks: str = "chat completions"
     minted: bool = False  # a command printed the key
+    like: str = ""  # the known provider as which it is called
 
     @property
     def place(self) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, StrictBool
+from pydantic import AfterValidator, BaseModel, StrictBool
 
 from ava_server.core.errors import ConfigError
 from ava_server.models.base import Model
@@ -25,7 +25,7 @@ from ava_server.models.model_choice import (
     thinking_of,
 )
 from ava_server.models.prompt_cache import CacheMark, prompt_cache_of
-from ava_server.models.providers import provider_at
+from ava_server.models.providers import PROVIDERS, habits_at
 
 if TYPE_CHECKING:
     from ava_server.models.key_command import KeyCommand
@@ -48,13 +48,15 @@ def parameters(choice: Choice) -> dict[str, Any]:
     if choice.base_url is None:
         return {"wire": choice.wire}
     host = host_of(choice.base_url)
-    known = provider_at(choice.base_url)
+    known = habits_at(choice.base_url, choice.like)
     common = {
         "wire": choice.wire,
         "base_url": choice.base_url,
         "stream": choice.streaming,
         "thinking": asdict(how_it_thinks(choice)),
     }
+    if choice.like:
+        common["like"] = choice.like
     if choice.wire == "google" and not known.takes_call_ids:
         return {**common, "call_ids": False}
     mark = _cache_mark(choice)
@@ -103,7 +105,16 @@ def model_of(
     from ava_server.models.http_model import HttpModel
 
     provider, _, model_id = name.partition(":")
-    return HttpModel(provider, model_id, parameters["base_url"], api_key, clients, wire, key_command=key_command)
+    like = parameters.get("like", "")
+    return HttpModel(
+        provider, model_id, parameters["base_url"], api_key, clients, wire, key_command=key_command, like=like
+    )
+
+
+def _known(like: str) -> str:
+    if like and like not in PROVIDERS:
+        raise ValueError(f"no provider is called {like}")
+    return like
 
 
 class _StoredParameters(BaseModel):
@@ -111,6 +122,7 @@ class _StoredParameters(BaseModel):
     stream: StrictBool
     thinking: Thinking
     cache_mark: CacheMark = ""
+    like: Annotated[str, AfterValidator(_known)] = ""
 
 
 class _StoredChatParameters(_StoredParameters):

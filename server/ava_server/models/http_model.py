@@ -62,6 +62,7 @@ class HttpModel:
     deadlines: Deadlines = DEADLINES
     most_bytes: int = MOST_BYTES
     key_command: KeyCommand | None = field(default=None, repr=False)  # what prints the key, in place of `api_key`
+    like: str = ""  # the known provider as which the address is called; empty where its host tells
     _encoded: list[tuple[Request, bytes]] = field(
         default_factory=list[tuple[Request, bytes]], init=False, repr=False, compare=False
     )
@@ -73,7 +74,7 @@ class HttpModel:
 
     def __post_init__(self) -> None:
         if not self.wire.sorts_cache:
-            self._cache.uncertain = may_count_cache_beside(self.provider, self.base_url, self.model_id)
+            self._cache.uncertain = may_count_cache_beside(self.provider, self.base_url, self.model_id, self.like)
 
     @property
     def name(self) -> str:
@@ -191,6 +192,7 @@ class HttpModel:
             api_key=api_key,
             speaks=wire.speaks,
             minted=self.key_command is not None,
+            like=self.like,
         )
 
     async def _key(self) -> str | None:
@@ -325,8 +327,8 @@ def _says_expired(status: int, content: bytes) -> bool:
 def key_headers(wire: Wire, endpoint: Endpoint) -> dict[str, str]:
     """Return a wire's headers with the key once: in the header of the address, where it has one of its own."""
     own_header: dict[str, str] = {}
-    if endpoint.api_key and not endpoint.minted:
-        own_header = key_header(endpoint.url, endpoint.api_key)
+    if endpoint.api_key and (endpoint.like or not endpoint.minted):
+        own_header = key_header(endpoint.url, endpoint.api_key, endpoint.like)
     if not own_header:
         return wire.headers(endpoint.api_key)
     return {**wire.headers(None), **own_header}

@@ -86,6 +86,7 @@ class ModelCatalog:
     in_table: bool  # the price table lists its models; otherwise only the provider can
     key_command: KeyCommand | None = field(default=None, repr=False)  # what prints its key, in place of `api_key`
     price_as: Mapping[str, str] = field(default_factory=dict[str, str])
+    like: str = ""
 
     @property
     def has_key(self) -> bool:
@@ -139,7 +140,7 @@ def model_catalogs(models: ModelSettings) -> dict[str, ModelCatalog]:
         wire = wire_of(provider, url)
         found[name] = ModelCatalog(
             name, url, provider.api_key, wire, name in usable, in_table, provider.key_command,
-            provider.price_as,
+            provider.price_as, provider.like,
         )  # fmt: skip
     return found
 
@@ -229,9 +230,7 @@ async def ask_endpoint(catalog: ModelCatalog, clients: ClientPool) -> list[str]:
 
     check_address(catalog.name, catalog.base_url, catalog.api_key, has_key=catalog.has_key)
     wire = wire_to_list(catalog)
-    endpoint = Endpoint(
-        wire.models_url(catalog.base_url), "", await _key_of(catalog), minted=catalog.key_command is not None
-    )
+    endpoint = await _endpoint(wire.models_url(catalog.base_url), catalog)
     with anyio.move_on_after(DEADLINE_S):
         try:
             async with clients.client() as client:
@@ -279,7 +278,7 @@ async def _look(url: str, catalog: ModelCatalog, clients: ClientPool) -> Any:
     """Return the JSON at an address of a server. Raises AvaError, ValueError if there is none within a second."""
     import httpx2
 
-    endpoint = Endpoint(url, "", await _key_of(catalog), minted=catalog.key_command is not None)
+    endpoint = await _endpoint(url, catalog)
     with anyio.move_on_after(LOOK_S):
         try:
             async with clients.client() as client:
@@ -313,6 +312,11 @@ async def servers_here(models: ModelSettings, clients: ClientPool) -> dict[str, 
             if known.kind == "this_machine" and name != "vllm" and taken.isdisjoint((known.base_url, usual)):
                 tasks.start_soon(look, name, known.base_url)
     return {name: found[name] for name in PROVIDERS if name in found}
+
+
+async def _endpoint(url: str, catalog: ModelCatalog) -> Endpoint:
+    minted = catalog.key_command is not None
+    return Endpoint(url, "", await _key_of(catalog), minted=minted, like=catalog.like)
 
 
 async def _key_of(catalog: ModelCatalog) -> str | None:

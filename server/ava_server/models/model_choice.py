@@ -29,7 +29,7 @@ from ava_server.models.prices import (
     nanos,
     reserve_micros,
 )
-from ava_server.models.providers import PROVIDERS, RemoteWire, is_local, provider_at
+from ava_server.models.providers import PROVIDERS, RemoteWire, habits_at, is_local
 
 if TYPE_CHECKING:
     from ava_server.models.key_command import KeyCommand
@@ -117,6 +117,7 @@ class Provider:
     key_command: KeyCommand | None = field(default=None, repr=False)  # what prints its key, in place of `api_key`
     # The model as which each name of its own is priced: `openai:gpt-5`, or an id at its own address.
     price_as: Mapping[str, str] = field(default_factory=dict[str, str])
+    like: str = ""  # the known provider as which its address is called; empty where its host tells
 
     @property
     def has_key(self) -> bool:
@@ -150,6 +151,7 @@ class Choice:
     api_key: str | None = field(default=None, repr=False)
     streaming: bool = True  # answers are asked for as a stream
     key_command: KeyCommand | None = field(default=None, repr=False)  # what prints its key, in place of `api_key`
+    like: str = ""  # the known provider as which its address is called; empty where its host tells
 
     @property
     def has_key(self) -> bool:
@@ -195,13 +197,14 @@ def choose(wanted: str | None, tier: str, settings: ModelSettings) -> Choice:
         price=price,
         base_url=base_url,
         api_key=provider.api_key,
+        like=provider.like,
         streaming=provider.streaming,
         key_command=provider.key_command,
     )
 
 
 def wire_of(provider: Provider, base_url: str) -> WireName:
-    """Return the format that a provider speaks: the one in the settings, else the one known for its address.
+    """Return the format that a provider speaks: the one in the settings, else the one known for its address or `like`.
 
     Google has chat completions under /openai and /openapi; Bedrock and others have Anthropic's format under /anthropic.
     """
@@ -210,7 +213,7 @@ def wire_of(provider: Provider, base_url: str) -> WireName:
     path = urlsplit(base_url).path.rstrip("/").removesuffix("/v1")
     if path.endswith("/anthropic"):
         return "messages"
-    wire = provider_at(base_url).wire
+    wire = habits_at(base_url, provider.like).wire
     if wire == "google" and path.endswith(("/openai", "/openapi")):
         return "chat_completions"
     return wire
@@ -277,7 +280,7 @@ def configured(settings: ModelSettings) -> dict[str, Provider]:
     usable: dict[str, Provider] = {}
     if settings.base_url:
         own = settings.providers.get(CUSTOM, Provider())  # `providers.custom` is about this endpoint
-        usable[CUSTOM] = Provider(settings.base_url, settings.api_key, own.wire, own.streaming)
+        usable[CUSTOM] = Provider(settings.base_url, settings.api_key, own.wire, own.streaming, like=own.like)
     for name, provider in settings.providers.items():
         if ":" in name:  # in a model's name, the first colon ends the provider
             raise ConfigError(f"providers.{name}: a provider's name has no colon; call it {name.replace(':', '-')}.")

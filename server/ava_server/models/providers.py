@@ -48,6 +48,12 @@ class KnownProvider:
         return self.kind != "search"
 
     @property
+    def has_habits(self) -> bool:
+        """Tell whether it is called otherwise than most endpoints that are compatible with OpenAI."""
+        other_format = self.wire != "chat_completions"
+        return other_format or bool(self.header) or self.long_limit or self.tells_usage
+
+    @property
     def is_fixed(self) -> bool:
         """Tell whether it is called at one address, by whoever has a key."""
         return self.kind in ("models", "search")
@@ -102,8 +108,13 @@ PROVIDERS: Mapping[str, KnownProvider] = {
         "own_address",
         also=("AZURE_API_KEY",),
         address_variables=("AZURE_OPENAI_ENDPOINT",),
-        hosts=(".openai.azure.com", ".services.ai.azure.com", ".cognitiveservices.azure.com"),
+        hosts=tuple(
+            f".{service}.azure.{cloud}"
+            for service in ("openai", "services.ai", "cognitiveservices")
+            for cloud in ("com", "us", "cn")  # the public one, the American government's, and China's
+        ),
         header="api-key",
+        tokens=("eyJ",),
         cache_beside=("grok",),
         long_limit=True,
     ),
@@ -151,20 +162,29 @@ def seller_of(table: str, base_url: str) -> str | None:
     return None
 
 
-def key_header(base_url: str, api_key: str) -> dict[str, str]:
-    """Return the header in which a stored key is sent to an address that has one of its own; else none."""
-    known = provider_at(base_url)
+def habits_at(base_url: str, like: str) -> KnownProvider:
+    """Return how an address is called: as the provider that its settings liken it to, else as its host is known for."""
+    return PROVIDERS[like] if like else provider_at(base_url)
+
+
+LIKE = tuple(name for name, known in PROVIDERS.items() if known.models and known.has_habits)
+"""The providers that an address of one's own can be like."""
+
+
+def key_header(base_url: str, api_key: str, like: str = "") -> dict[str, str]:
+    """Return the header in which a key is sent to an address that has one of its own; else none."""
+    known = habits_at(base_url, like)
     if not known.header or api_key.startswith(known.tokens):
         return {}
     return {known.header: api_key}
 
 
-def may_count_cache_beside(provider: str, base_url: str, model_id: str) -> bool:
+def may_count_cache_beside(provider: str, base_url: str, model_id: str, like: str = "") -> bool:
     """Tell whether a model may count the tokens of its cache beside its prompt; servers on this machine do not."""
     named = PROVIDERS.get(provider)
     if named is not None and named.kind == "this_machine":
         return False
-    return any(name in model_id.lower() for name in provider_at(base_url).cache_beside)
+    return any(name in model_id.lower() for name in habits_at(base_url, like).cache_beside)
 
 
 def is_own_host(provider: str, base_url: str) -> bool:

@@ -43,7 +43,7 @@ def search_model(name: str, choice: Choice, results: int, clients: ClientPool) -
     wire = _wire(name, choice, results)
     return HttpModel(
         choice.provider, choice.model_id, choice.base_url, choice.api_key, clients, wire, DEADLINES, MOST_BYTES,
-        choice.key_command,
+        choice.key_command, choice.like,
     )  # fmt: skip
 
 

@@ -3,14 +3,15 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from support.model_server import Say, run_model_server
+from support.model_server import Raw, Say, run_model_server
 
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.models.base import AssistantTurn, Model, Request, ToolSchema, ToolTurn, UserTurn
+from ava_server.models.errors import Endpoint
 from ava_server.models.factory import model_of, parameters
 from ava_server.models.http_clients import ClientPool
-from ava_server.models.http_model import HttpModel
-from ava_server.models.listing import model_catalogs, wire_to_list
+from ava_server.models.http_model import HttpModel, key_headers
+from ava_server.models.listing import ask_endpoint, model_catalogs, wire_to_list
 from ava_server.models.model_choice import (
     KNOWN_URLS,
     SCRIPTED,
@@ -28,6 +29,7 @@ from ava_server.models.prices import Price, Unpriced, UserPrice
 from ava_server.models.providers import PROVIDERS, RemoteWire
 from ava_server.models.wires.chat import ChatWire
 
+KEY_HEADERS = ("authorization", "api-key", "x-api-key")
 KEY = "sk-or-v1-0123456789abcdef0123"
 ROUTER = {"openrouter": Provider(api_key=KEY)}
 BOTH = {**ROUTER, "openai": Provider(api_key=KEY)}
@@ -310,6 +312,7 @@ def test_stored_parameters_hold_what_shapes_the_request_but_no_key() -> None:
         {**parameters(CHOICES["local"]), "stream": "yes"},
         {**parameters(CHOICES["local"]), "output_field": "n"},
         {**parameters(CHOICES["local"]), "extra": None},
+        {**parameters(CHOICES["local"]), "like": "nobody"},
     ],
 )
 def test_rejects_parameters_of_another_version(stored: dict[str, Any]) -> None:
@@ -328,6 +331,57 @@ def test_does_not_stream_from_an_endpoint_that_cannot(streaming: bool) -> None:
         body = json.loads(build_model(choice, ClientPool()).encode(ASK))
         assert body["stream"] is streaming
         assert ("stream_options" in body) is streaming
+
+
+@pytest.mark.parametrize(
+    ("like", "header", "limit"),
+    [
+        ("", "authorization", "max_tokens"),
+        ("azure", "api-key", "max_completion_tokens"),
+        ("openai", "authorization", "max_completion_tokens"),
+        ("mistral", "authorization", "max_tokens"),
+    ],
+)
+async def test_an_own_address_is_called_like_the_provider_that_the_settings_name(
+    like: str, header: str, limit: str
+) -> None:
+    """As LiteLLM and Azure API Management need it."""
+    models = Raw([b'{"data": [{"id": "m"}]}'], "application/json")
+    with run_model_server([Say("hello"), models]) as server:
+        own = Provider(server.base_url, KEY, "chat_completions", like=like)
+        settings = ModelSettings(providers={"gateway": own})
+        async with ClientPool() as clients:
+            model = build_model(choose("gateway:m", "fast", settings), clients)
+            async with model.stream(Request("m", "", (), (UserTurn("x"),), 16)) as stream:
+                async for _ in stream:
+                    pass
+            await ask_endpoint(model_catalogs(settings)["gateway"], clients)
+        asked, listed = server.requests
+    value = KEY if header == "api-key" else f"Bearer {KEY}"
+    for request in (asked, listed):
+        assert {name: request.headers[name] for name in KEY_HEADERS if name in request.headers} == {header: value}
+    assert asked.json[limit] == 16 and len({"max_tokens", "max_completion_tokens"} & asked.json.keys()) == 1
+    assert ("stream_options" in asked.json) == (like != "mistral")
+
+
+@pytest.mark.parametrize(
+    ("key", "header"),
+    [("of-a-subscription", {"api-key": "of-a-subscription"}), ("eyJ.entra", {"authorization": "Bearer eyJ.entra"})],
+)
+def test_what_a_command_prints_is_sent_as_the_likened_provider_takes_it(key: str, header: dict[str, str]) -> None:
+    endpoint = Endpoint("https://apim.example.org/v1/chat/completions", "m", key, minted=True, like="azure")
+    assert key_headers(ChatWire(), endpoint) == header
+
+
+@pytest.mark.parametrize("cloud", ["com", "us", "cn"])
+def test_each_cloud_of_azure_is_called_as_azure(cloud: str) -> None:
+    own = Provider(f"https://ours.openai.azure.{cloud}/openai/v1", KEY, price_as={"our-gpt": "openai:gpt-5"})
+    model = build_model(choose("azure:our-gpt", "fast", ModelSettings(providers={"azure": own})), ClientPool())
+    assert isinstance(model, HttpModel)
+    endpoint = Endpoint(model.wire.url(model.base_url, "our-gpt"), "our-gpt", KEY)
+    assert key_headers(model.wire, endpoint) == {"api-key": KEY}
+    body = json.loads(model.encode(Request("our-gpt", "", (), (UserTurn("x"),), 16)))
+    assert body["max_completion_tokens"] == 16
 
 
 async def test_the_chosen_model_answers() -> None:
