@@ -452,13 +452,18 @@ _KINDS = {
 }
 
 
+_QUERY = re.compile(r"""([?#])(?!api-version=[\w.-]{1,40}")[^\s"]*=[^\s"]*""")
+"""In an address: the query, which may have a key, but for the version of an API."""
+
+
 def value_text(value: object) -> str:
-    """Short, and without what looks like a key."""
+    """Short, and without what looks like a key; addresses are without their query."""
     if isinstance(value, Mapping):
         return "a table"
     if isinstance(value, tuple | list | set):
         value = [str(item) for item in cast("list[object]", value)]
     text, _ = key_shapes().redact(json.dumps(value, ensure_ascii=False, default=str))
+    text = _QUERY.sub(r"\1…", text)
     if len(text) > 80:
         text = text[:80] + "…"
     return text

@@ -36,7 +36,7 @@ from ava_server.core.data_root import DataRoot, absolute_file, absolute_folder, 
 from ava_server.core.errors import ConfigError, Refused
 from ava_server.core.ids import nearest
 from ava_server.core.shared_files import reason, to_do
-from ava_server.models.providers import LIKE, PROVIDERS, RemoteWire, is_local
+from ava_server.models.providers import LIKE, PROVIDERS, RemoteWire, is_in_own_network
 
 if TYPE_CHECKING:
     from ava_audit.events import SettingsChanged, Who
@@ -69,7 +69,7 @@ def _search_url(url: str) -> str:
     """Over https, or in the user's own network."""
     url = http_url(url)
     parts = urlsplit(url)
-    if parts.scheme != "https" and not is_local(url) and "." in (parts.hostname or ""):
+    if parts.scheme != "https" and not is_in_own_network(url):
         raise ValueError(
             "an address that begins with https://, or one in your own network such as http://127.0.0.1:8888"
         )

@@ -29,7 +29,7 @@ from ava_server.models.prices import (
     nanos,
     reserve_micros,
 )
-from ava_server.models.providers import PROVIDERS, RemoteWire, habits_at, is_local
+from ava_server.models.providers import PROVIDERS, RemoteWire, habits_at, is_in_own_network, is_local
 
 if TYPE_CHECKING:
     from ava_server.models.key_command import KeyCommand
@@ -480,8 +480,7 @@ def check_address(name: str, base_url: str, api_key: str | None, *, has_key: boo
     sends_key = bool(api_key) or has_key
     parts = urlsplit(base_url)
     host = parts.hostname or ""
-    is_private = is_local(base_url) or "." not in host  # a name in this network, such as a container's
-    if sends_key and parts.scheme == "http" and not is_private:
+    if sends_key and parts.scheme == "http" and not is_in_own_network(base_url):
         raise ConfigError(f"The base URL of {name} would send its key unencrypted to {host}; use https.")
 
 
@@ -499,7 +498,8 @@ def _is_usable_address(base_url: str) -> bool:
 
 
 def _without_login(base_url: str) -> str:
-    """Return an address without user and password."""
+    """Return an address without user, password and query."""
+    base_url = re.split("[?#]", base_url, maxsplit=1)[0]
     scheme, _, rest = base_url.partition("://")
     if not rest:
         return base_url.rpartition("@")[2]

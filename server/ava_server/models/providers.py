@@ -212,6 +212,23 @@ def is_local(base_url: str) -> bool:
         return False
     if address.is_multicast:
         return False
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        return not address.ipv4_mapped.is_global
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return not address.ipv4_mapped.is_global
+        if address.teredo is not None:  # it leads through a server anywhere
+            return False
     return not address.is_global
+
+
+_BARE_NAME = re.compile(r"(?!0x[0-9a-f]*\Z|[0-9]+\Z)[a-z0-9_-]+")
+"""A host's name without a dot; a number is an address in another form, as of 8.8.8.8 in `http://134744072`."""
+
+
+def is_in_own_network(base_url: str) -> bool:
+    """Tell whether an address is local, or a name of this network alone, such as a container's."""
+    if is_local(base_url):
+        return True
+    try:
+        return _BARE_NAME.fullmatch(urlsplit(base_url).hostname or "") is not None
+    except ValueError:
+        return False

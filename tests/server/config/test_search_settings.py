@@ -50,7 +50,16 @@ def test_allows_searxng_in_the_local_network_or_over_https(url: str) -> None:
 
 @pytest.mark.parametrize("field", ["searxng", "kagi_url", "brave_url"])
 @pytest.mark.parametrize(
-    "url", ["http://searx.example.org", "http://8.8.8.8/", "searx", "ftp://a.example", "https://me:pw@a.example"]
+    "url",
+    [
+        "http://searx.example.org",
+        "http://8.8.8.8/",
+        "searx",
+        "ftp://a.example",
+        "https://me:pw@a.example",
+        "http://[2606:4700::1]/",
+        "http://134744072/",
+    ],
 )
 def test_rejects_an_address_that_would_send_searches_unencrypted(field: str, url: str) -> None:
     with pytest.raises(ValidationError):

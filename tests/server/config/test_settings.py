@@ -172,6 +172,10 @@ def test_settings_are_immutable(tmp_path: Path) -> None:
             "[providers.local]\nbase_url = 'ftp://x'",
             ["providers.local.base_url", "ftp://x", "https://host/v1"],
         ),
+        (
+            "[providers.local]\nbase_url = 'https://x/v1'\nlike = 'azzure'",
+            ["providers.local.like", "azzure", "one of anthropic, openai, google, mistral, vertex, azure"],
+        ),
         ("[prices.x]\ninput = 1", ["prices.x.output is missing"]),
         ("[prices.x]\ninput = nan\noutput = 1", ["prices.x.input", "a number"]),
         (
@@ -197,6 +201,14 @@ def test_an_invalid_setting_error_names_file_key_value_and_allowed_values(
 
     assert str(tmp_path / "config.toml") in text
     assert [part for part in says if part not in text] == [], text
+
+
+@pytest.mark.parametrize("given", ["?key=", "#key=", "?api-version=2024-10-21&key=", "/x?subscription-key="])
+@pytest.mark.parametrize("setting", ["providers.x.base_url", "mcp_servers.x.url", "search.searxng"])
+def test_a_refused_address_is_repeated_without_its_query(tmp_path: Path, setting: str, given: str) -> None:
+    table, _, name = setting.rpartition(".")
+    text = refused(tmp_path, f"[{table}]\n{name} = 'https://gateway.example/v1{given}abcdefgh12345'")
+    assert "https://gateway.example/v1" in text and "abcdefgh" not in text, text
 
 
 @pytest.mark.parametrize(

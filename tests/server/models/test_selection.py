@@ -26,7 +26,7 @@ from ava_server.models.model_choice import (
 )
 from ava_server.models.offline import LocalModel
 from ava_server.models.prices import Price, Unpriced, UserPrice
-from ava_server.models.providers import PROVIDERS, RemoteWire
+from ava_server.models.providers import PROVIDERS, RemoteWire, is_in_own_network
 from ava_server.models.wires.chat import ChatWire
 
 KEY_HEADERS = ("authorization", "api-key", "x-api-key")
@@ -371,6 +371,39 @@ async def test_an_own_address_is_called_like_the_provider_that_the_settings_name
 def test_what_a_command_prints_is_sent_as_the_likened_provider_takes_it(key: str, header: dict[str, str]) -> None:
     endpoint = Endpoint("https://apim.example.org/v1/chat/completions", "m", key, minted=True, like="azure")
     assert key_headers(ChatWire(), endpoint) == header
+
+
+@pytest.mark.parametrize(
+    ("host", "private"),
+    [
+        ("localhost", True), ("127.0.0.1", True), ("192.168.1.5", True), ("[fd00::7]", True), ("[::1]", True),
+        ("ollama", True), ("gpu-2", True), ("3f2a9c", True), ("my_box", True),
+        ("[2606:4700::1]", False), ("[::ffff:8.8.8.8]", False), ("[2001:0:808:808::1]", False),
+        ("134744072", False), ("0x8080808", False), ("01002004010", False), ("8.526344", False), ("8.8.8.8", False),
+        ("api.example", False), ("api.example.", False), ("１３４７４４０７２", False), ("%31%33", False),
+    ],
+)  # fmt: skip
+def test_no_key_goes_in_the_clear_beyond_ones_own_network(host: str, private: bool) -> None:
+    address = f"http://{host}/v1"
+    assert is_in_own_network(address) is private
+    check_address("ours", address, None)
+    check_address("ours", f"https://{host}/v1", KEY)
+    if private:
+        check_address("ours", address, KEY)
+        return
+    for has_key, key in ((False, KEY), (True, None)):
+        with pytest.raises(ConfigError, match="would send its key unencrypted"):
+            check_address("ours", address, key, has_key=has_key)
+
+
+@pytest.mark.parametrize("address", ["https://h.example/v1?key=sk-0123456789", "https://h.example/v1#k=sk-0123456789"])
+def test_a_refused_address_is_named_without_its_query(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"\(https://h.example/v1\) cannot be used") as refused:
+        check_address("ours", address, None)
+    assert "sk-0" not in str(refused.value)
+    with pytest.raises(ConfigError, match="AVA_MODEL is not") as unset:
+        choose(None, "fast", ModelSettings(base_url=address))
+    assert "sk-0" not in str(unset.value)
 
 
 @pytest.mark.parametrize("cloud", ["com", "us", "cn"])
