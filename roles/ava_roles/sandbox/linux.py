@@ -20,6 +20,7 @@ _RESOLVE = 0x08 | 0x04 | 0x02 | 0x01  # BENEATH | NO_SYMLINKS | NO_MAGICLINKS | 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _LANDLOCK_CREATE_RULESET = 444
 _ASK_VERSION = 1
+_PROCESSES = Path("/proc/")
 _SETTINGS = Path("/proc/sys/")
 _CGROUPS = Path("/sys/fs/cgroup")
 _TRIES = 64
@@ -65,6 +66,21 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except OSError as error:
         raise NotOnThisSystem("boot_id") from error
+
+
+def processes_with(variable: str, value: str) -> list[int]:
+    """Return the ids of processes that were started with a variable and whose variables this user may read (Linux)."""
+    if not _PROCESSES.is_dir():
+        raise NotOnThisSystem("/proc")
+    wanted = f"{variable}={value}".encode()
+    found: list[int] = []
+    for process in _PROCESSES.iterdir():
+        if not process.name.isdigit():
+            continue
+        with suppress(OSError):  # it has ended, or is another user's
+            if wanted in (process / "environ").read_bytes().split(b"\0"):
+                found.append(int(process.name))
+    return found
 
 
 def is_root() -> bool:

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import shutil
 import signal
 import stat
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 
+from ava_roles.sandbox import linux
 from ava_roles.sandbox.sandbox import path_outside
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import ConfigError
@@ -33,6 +36,10 @@ END_S = 1.0
 REST_S = 0.2
 """Seconds for which the output of a program is read after its end: what it left behind may hold the pipe open."""
 _LOOK_S = 0.02
+MARK = "AVA_PROGRAM"
+"""A variable with a value for each run of a program: all that it starts has it."""
+_LOOKS = 5
+"""How often what is left is looked for: it may start more meanwhile, and what was killed needs a moment to go."""
 _PIECE = 16 * 1024
 _MOST_LINKS = 40
 """As in Linux."""
@@ -193,16 +200,17 @@ async def run_program(
     """Run a command in the person's home until it ends, with `given` on its standard input; without a shell.
 
     `most_output`: the bytes of its standard output that are read; None discards them. Its errors are discarded. It is
-    killed once it takes more than `within_s` seconds or writes more, and what it started is killed with its end. Raises
-    OSError, ValueError: it cannot be started.
+    killed once it takes more than `within_s` seconds or writes more, and what it started is killed with its end, on
+    Linux in sessions of its own too. Raises OSError, ValueError: it cannot be started.
     """
+    mark = secrets.token_hex(8)
     # A session of its own: Ctrl-C here does not reach it, and everything that it starts can be killed with it.
     process = await anyio.open_process(
         list(command),
         stdin=subprocess.DEVNULL if given is None else subprocess.PIPE,
         stdout=subprocess.DEVNULL if most_output is None else subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=environment,
+        env={**environment, MARK: mark},
         cwd=home_folder(),
         start_new_session=True,
     )
@@ -220,6 +228,7 @@ async def run_program(
     finally:
         _kill_session(process)  # also what a program that ended by itself has left running
         with anyio.CancelScope(shield=True), anyio.move_on_after(END_S):
+            await anyio.to_thread.run_sync(_kill_marked, mark, abandon_on_cancel=True)
             await process.aclose()
 
 
@@ -257,6 +266,20 @@ async def _read(process: Process, output: bytearray, most: int) -> None:
     with contextlib.suppress(anyio.EndOfStream):
         while len(output) <= most:
             output += await process.stdout.receive(_PIECE)
+
+
+def _kill_marked(mark: str) -> None:
+    """Kill what a program has started in other sessions (`setsid`). Blocking: it looks at each process, on Linux."""
+    for _ in range(_LOOKS):
+        try:
+            left = linux.processes_with(MARK, mark)
+        except linux.NotOnThisSystem:
+            return
+        if not left:
+            return
+        for each in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(each, signal.SIGKILL)
 
 
 def _kill_session(process: Process) -> None:

@@ -263,6 +263,24 @@ def _is_about_name(error: BaseException) -> bool:
     return False
 
 
+_EXPIRED_TOKEN = re.compile(
+    r"\bexpired\b|\b(?:invalid|incorrect|bad)\W{0,2}(?:\w+\W){0,2}?(?:token|credentials?)\b"
+    r"|\b(?:token|credentials?)\b.{0,40}\b(?:invalid|not valid|incorrect|revoked)\b",
+    re.IGNORECASE,
+)
+"""In a 403: the key itself is wrong, and not what it may do. Databricks says `Invalid Token`."""
+
+
+def refuses_key(status: int, content: bytes) -> bool:
+    """Tell whether a provider says that a key counts no more, so that another one may help."""
+    if status == 401:
+        return True
+    error = read_body(content)
+    if status == 403 and _EXPIRED_TOKEN.search(error.words):
+        return True
+    return find_case(error, status).name == "wrong key"
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """Where a model is called; makes the errors of such a call, with host and path, without user, query or key."""
@@ -383,10 +401,13 @@ class Endpoint:
         key = "a call without a key"
         if self.api_key:
             key = self.key
+        new_key = "have its `key_command` print a valid key" if self.minted else "store a valid key with `ava key set`"
         fields = {
             "key": key,
             "model": repr(self.model),
             "again": _AGAIN,
+            "new_key": new_key,
+            "New_key": new_key[0].upper() + new_key[1:],
             "to": self.clean(headers.get("location", "nowhere").split("?")[0]),
             "wait": format_duration(wait or 0),
             "until": iso_second(round((now.timestamp() + (wait or 0)) * US_PER_S)),

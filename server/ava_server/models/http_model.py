@@ -26,7 +26,7 @@ from ava_server.models.base import (
     Turn,
     unchecked,
 )
-from ava_server.models.errors import Endpoint, with_usage
+from ava_server.models.errors import Endpoint, refuses_key, with_usage
 from ava_server.models.providers import key_header, may_count_cache_beside
 from ava_server.models.usage_reader import usage_reader
 from ava_server.models.wires.stream import MOST_BYTES, AnswerStream, Deadlines
@@ -224,7 +224,7 @@ class HttpModel:
         error = endpoint.status_error(response, content)
         if error.kind == "limit_name":
             self._take_other_limit(error)
-        if not _says_expired(response.status_code, content):
+        if not refuses_key(response.status_code, content):
             return error
         return await self._renewed(endpoint, error)
 
@@ -317,11 +317,6 @@ def _unexpected(error: Exception, endpoint: Endpoint, *, sent: bool) -> ModelErr
         return endpoint.error("no certificates", cause=endpoint.clean(str(error)))
     log.error("calling %s failed", endpoint.place, exc_info=error)
     return endpoint.fault(error, "Calling", sent=sent, answered=False)
-
-
-def _says_expired(status: int, content: bytes) -> bool:
-    """Tell whether another key may help: some providers answer 403 where a token has expired."""
-    return status == 401 or (status == 403 and b"expired" in content.lower())
 
 
 def key_headers(wire: Wire, endpoint: Endpoint) -> dict[str, str]:

@@ -39,6 +39,10 @@ print(f"ya29.minted-{(here / 'epoch').read_text()}-x8Qd0FkU2mWb")
 """
 
 
+def refused(body: Any = None) -> Fail:
+    return Fail(401, body or {"error": {"message": "the token has expired", "code": "UNAUTHENTICATED"}})
+
+
 @pytest.fixture
 def minter(tmp_path: Path) -> Minter:
     folder = tmp_path / "minter"
@@ -238,7 +242,11 @@ async def test_the_command_gets_home_and_path_and_no_other_variable(
     monkeypatch.setenv("AVA_KEY_OWN", "key-not-for-the-command")
     await KeyCommand("own", tuple(minter.argv), 60).key()
     [run] = minter.runs
-    assert {name for name in run["env"] if name not in ("LC_CTYPE", "__CF_USER_TEXT_ENCODING")} <= {"HOME", "PATH"}
+    assert {name for name in run["env"] if name not in ("LC_CTYPE", "__CF_USER_TEXT_ENCODING")} <= {
+        "HOME",
+        "PATH",
+        "AVA_PROGRAM",
+    }
     assert all(Path(folder).is_absolute() for folder in run["env"]["PATH"].split(os.pathsep))
     assert run["cwd"] == str(Path.home())
 
@@ -441,11 +449,14 @@ async def test_no_program_of_a_project_on_the_path_is_run(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="sessions are POSIX")
-async def test_a_key_counts_though_the_command_left_a_process_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "own_session", [False, pytest.param(True, marks=pytest.mark.skipif(sys.platform != "linux", reason="by /proc"))]
+)
+async def test_a_key_counts_though_the_command_left_a_process_behind(tmp_path: Path, own_session: bool) -> None:
     noted = tmp_path / "pid"
     code = f"""
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session={own_session})
 open({str(noted)!r}, "w").write(str(child.pid))
 print("ya29.minted-and-left")
 """
@@ -481,13 +492,27 @@ async def test_a_key_that_is_printed_again_after_its_refusal_is_forgotten(minter
     assert await key.key() == TOKEN.format(2)
 
 
-async def test_a_403_that_says_expired_renews_the_key(tmp_path: Path, minter: Minter) -> None:
+REFUSALS = {
+    "expired": Fail(403, {"error": {"message": "The security token has Expired"}}),
+    "AWS": Fail(403, {"message": "The security token included in the request is expired"}),
+    "Databricks": Fail(403, {"error_code": 403, "message": "Invalid Token"}),
+    "revoked": Fail(403, {"error": {"message": "This access token was revoked."}}),
+    "credentials": Fail(403, {"detail": "Invalid authentication credentials"}),
+    "Google": Fail(400, [{"error": {"code": 400, "message": "API key expired. Please renew the API key.",
+                                    "status": "INVALID_ARGUMENT", "details": [{"reason": "API_KEY_INVALID"}]}}]),
+    "xAI": Fail(400, {"code": "Client specified an invalid argument",
+                      "error": "Incorrect API key provided: ya***Wb. You can obtain an API key from https://x."}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+async def test_a_refusal_of_the_key_itself_renews_it(tmp_path: Path, minter: Minter, name: str) -> None:
     servers: list[ModelServer] = []
 
     def script(_body: dict[str, Any]) -> Step:
         if minter.epoch == 1:
             minter.epoch = 2
-            return Fail(403, {"error": {"message": "The security token has Expired"}})
+            return REFUSALS[name]
         return submit()
 
     with run_model_server(script) as server:
@@ -496,6 +521,32 @@ async def test_a_403_that_says_expired_renews_the_key(tmp_path: Path, minter: Mi
             run = await lab.ended(await lab.start(model="own:test"))
         assert minter.accepts(server)
     assert run.state == "success"
+
+
+NOT_THE_KEY = [
+    Fail(403, {"error": {"message": "The model is not available in your region"}}),
+    Fail(403, {"error": {"message": "Project does not have access to model gpt-6"}}),
+    Fail(400, {"error": {"message": "Invalid token in the request's JSON at position 5"}}),
+]
+
+
+@pytest.mark.parametrize("refusal", NOT_THE_KEY)
+async def test_what_is_not_about_the_key_runs_no_command_again(tmp_path: Path, minter: Minter, refusal: Fail) -> None:
+    with run_model_server([refusal]) as server:
+        async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
+            run = await lab.ended(await lab.start(model="own:test"))
+    assert run.state == "error" and len(minter.runs) == 1
+
+
+@pytest.mark.parametrize("fail", [refused(), Fail(403, {}), REFUSALS["xAI"], REFUSALS["Google"]])
+async def test_a_refused_key_of_a_command_is_answered_with_the_command(
+    tmp_path: Path, minter: Minter, fail: Fail
+) -> None:
+    with run_model_server([fail] * 3) as server:
+        async with open_lab(tmp_path, server=server, config=config(server, minter.argv)) as lab:
+            result = await lab.outcome(model="own:test")
+    step = result["error"]["what_to_do"]
+    assert "have its `key_command` print a valid key" in step.lower() and "ava key set" not in step
 
 
 def test_no_error_and_no_repr_has_a_part_of_a_key_of_a_command() -> None:
@@ -746,10 +797,6 @@ output = 15.0
 
 def command(code: str, ttl_s: int = 60) -> KeyCommand:
     return KeyCommand("own", (sys.executable, "-I", "-c", code), ttl_s)
-
-
-def refused(body: Any = None) -> Fail:
-    return Fail(401, body or {"error": {"message": "the token has expired", "code": "UNAUTHENTICATED"}})
 
 
 async def stored_text(lab: Lab) -> str:
