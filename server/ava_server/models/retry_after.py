@@ -40,7 +40,7 @@ _EPOCH = re.compile(r"(?i:limit reached)\s?\|\s?([0-9]{10}|[0-9]{13})\b")
 
 
 def again_after(headers: Mapping[str, str], words: str, now: datetime) -> float | None:
-    """Return the seconds (0 to `MOST_S`) until a provider takes calls again; None when it does not say.
+    """Return the seconds (more than 0, to `MOST_S`) until a provider takes calls again; None when it does not say.
 
     `headers` are those of the response, and those inside the error itself (OpenRouter: `error.metadata.headers`). `now`
     is used when the response has no date of its own.
@@ -63,7 +63,7 @@ def _longest(moments: Iterable[float | datetime], now: datetime) -> float | None
         else:
             durations.append(moment)
     for waits in (durations, until):
-        plausible = [wait for wait in waits if 0 <= wait <= MOST_S]
+        plausible = [wait for wait in waits if 0 < wait <= MOST_S]  # 0 says nothing: the next call would be refused too
         if plausible:
             return max(plausible)
     return None
@@ -72,7 +72,7 @@ def _longest(moments: Iterable[float | datetime], now: datetime) -> float | None
 def _retry_headers(headers: Mapping[str, str]) -> Iterator[float | datetime]:
     """Yield the wait; milliseconds replace rounded seconds, as in OpenAI's and Anthropic's SDKs."""
     milliseconds = headers.get("retry-after-ms", "")
-    if _NUMBER.fullmatch(milliseconds):
+    if _NUMBER.fullmatch(milliseconds) and float(milliseconds):
         yield float(milliseconds) / 1000
         return
     moment = _moment(headers.get("retry-after", ""))

@@ -208,19 +208,51 @@ _THOUGHT_END = re.compile(r"</think(?:ing)?>|</seed:think>|\[/THINK\]|â—/thinkâ
 """Templates leave out an answer's text up to here."""
 
 
+_RUN = re.compile(r"(.)\1{15,}", re.DOTALL)
+"""Dashes, blanks and the like: tokenizers have tokens of 64 and more of them."""
+_RUN_BYTES = 128  # of one token, at most, in such a run
+
+
+def _shorter_run(run: re.Match[str]) -> str:
+    """Return a run of one character as long as text of as many tokens."""
+    size = len(run[1].encode("utf-8", "replace"))
+    tokens = len(run[0]) * size // _RUN_BYTES + 1
+    return run[1] * (tokens * FLOOR_BYTES // size)
+
+
+def _joined_texts(parts: list[Any]) -> list[Any]:
+    """Return the parts of an answer with its texts as one: a thought may end in another one than it began in."""
+    texts: list[str] = []
+    others: list[Any] = []
+    for part in parts:
+        text = fields_of(part).get("text")
+        if isinstance(text, str) and not _is_hidden(fields_of(part)):
+            texts.append(text)
+        else:
+            others.append(part)
+    return ["".join(texts), *others]
+
+
+def _is_hidden(part: Mapping[str, Any]) -> bool:
+    return part.get("type") in _HIDDEN or part.get("thought") is True
+
+
 def shown_bytes(value: Any, *, answer: bool = False) -> int:
     """Return how many bytes of text a model is certainly shown of a part of a request, without names, ids, thinking."""
     if isinstance(value, str):
         text = value
         if answer:
             text = _THOUGHT_END.split(value)[-1]
+        text = _RUN.sub(_shorter_run, text)
         return len(text.encode("utf-8", "replace"))
+    if answer and isinstance(value, list):
+        value = _joined_texts(cast("list[Any]", value))
     if isinstance(value, list | tuple):
         return sum(shown_bytes(each, answer=answer) for each in cast("Sequence[Any]", value))
     if not isinstance(value, Mapping):
         return 0
     fields = cast("Mapping[str, Any]", value)
-    if fields.get("type") in _HIDDEN or fields.get("thought") is True:
+    if _is_hidden(fields):
         return 0
     answer = answer or fields.get("role") in ("assistant", "model")
     return sum(shown_bytes(fields[name], answer=answer) for name in _TEXTS if name in fields)

@@ -366,6 +366,11 @@ async def test_the_advice_fits_the_refusal(step: Step, kind: str, says: str, cli
         Raw([b'data: {"object": "error", "message": "no such luck"}\n\n']),
         Raw([b'event: error\ndata: {"message": "no such luck"}\n\n']),
         Raw([b"event: error\ndata: no such luck\n\n"]),
+        Raw([b'event: error\ndata: "no such luck"\n\n']),
+        Raw([b'error: {"code": 400, "message": "no such luck", "type": "invalid_request_error"}\n\n']),
+        Raw([b"error: no such luck\n\n"]),
+        Raw([b'error: {"message": "no such luck"}\n\n'], "text/plain"),
+        Raw([b"event: error\ndata: no such luck\n\n"], "text/plain"),
     ],
 )
 async def test_an_error_in_a_200_keeps_its_words(step: Step, clients: ClientPool) -> None:

@@ -132,6 +132,24 @@ CASES = {
     "context length": Case(
         400, openai("context_length_exceeded"), "bad_request", "a prompt this long", "larger context window"
     ),
+    **{
+        f"long prompt: {words[:20]}": Case(
+            400, {"error": words}, "bad_request", "a prompt this long", "larger context window"
+        )
+        for words in (
+            "prompt too long; exceeded max context length by 1234 tokens",  # Ollama
+            "the input length exceeds the context length",
+            "Prompt too long: 41911 tokens exceeds max context window of 32768 tokens",
+            "User input tokens exceed the model's limit of 127072",
+            "prompt token count of 93854 exceeds the limit of 90000",
+            "The prompt (total length 25938) is too long to fit into the model (context length 4096).",
+            "Prompt tokens (9000) exceeds context size (4096)",
+        )
+    },
+    "a limit on the answer": Case(
+        400, openai("invalid_value", "max_tokens is too large: 99999. It supports at most 4096 completion tokens"),
+        "bad_request", "refused the request", "Do what the provider says",
+    ),
     "no such model": Case(
         404, openai("model_not_found"), "bad_request", "does not know the model 'acme/model-1', or not for the key",
         "model's id",

@@ -26,7 +26,7 @@ def http_date(seconds: float) -> str:
     [
         ("3", 3.0),
         (" 0.5 ", 0.5),
-        ("0", 0.0),
+        ("0", None),  # it would be refused again
         ("90000", 90_000.0),
         ("2m30s", 150.0),
         (http_date(90), 90.0),
@@ -53,6 +53,7 @@ def test_accepts_retry_after_as_a_duration_or_a_date_within_a_month(value: str, 
     ("headers", "words", "seconds"),
     [
         ({"retry-after-ms": "120", "retry-after": "1"}, "", 0.12),
+        ({"retry-after-ms": "0", "retry-after": "1"}, "", 1.0),
         ({"retry-after-ms": "soon", "retry-after": "1"}, "", 1.0),
         ({"retry-after": "5"}, "Please try again in 20s.", 20.0),
         ({"retry-after": "5"}, "resets at 2026-11-21T05:00:00Z", 5.0),

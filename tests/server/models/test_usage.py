@@ -112,6 +112,25 @@ def test_cached_tokens_reported_beside_the_prompt_count_as_sent() -> None:
     assert read(beside, 8_000)[0] == Usage(input_tokens=5, cache_read_tokens=600, output_tokens=1)
 
 
+@pytest.mark.parametrize("sign", ["-", " ", "=", "\n", "─", "."])
+def test_a_prompt_of_dashes_or_blanks_may_have_few_tokens(sign: str) -> None:
+    prompt = {"role": "user", "content": f"Hello{sign * 50_000}world"}
+    reported = {"prompt_tokens": 50_000 // 100, "completion_tokens": 1}
+    few = read_usage(reported, sent_bytes=60_000, has_content=True, seen=lambda: shown_bytes([prompt]))
+    assert few[0] == Usage(input_tokens=500, output_tokens=1)
+    words = {"role": "user", "content": "Twelve cents a minute. " * 2_000}
+    none = read_usage(reported, sent_bytes=60_000, has_content=True, seen=lambda: shown_bytes([words]))
+    assert none[0] is None
+
+
+def test_a_thought_in_several_parts_of_an_answer_counts_as_no_prompt() -> None:
+    pieces = [f"<think>{'so ' * 500}", "and so on</think>", "Hi."]
+    parts = {"role": "assistant", "content": [{"type": "text", "text": piece} for piece in pieces]}
+    assert shown_bytes([parts]) == len("Hi.")
+    hidden = {"role": "model", "parts": [{"text": "so", "thought": True}, {"text": "Hi."}]}
+    assert shown_bytes([hidden]) == len("Hi.")
+
+
 def test_an_empty_answer_may_report_zero_tokens() -> None:
     empty = read({"prompt_tokens": 100, "completion_tokens": 0}, has_content=False)
     assert empty == (Usage(input_tokens=100), None, ())

@@ -55,7 +55,7 @@ class EventReader:
 
     Attributes:
         replaced: How many invalid UTF-8 sequences were replaced.
-        errors: The data of events that are named `error`.
+        errors: The data of events that are named `error`, or whose data stands in a field of this name.
     """
 
     def __init__(self) -> None:
@@ -94,6 +94,9 @@ class EventReader:
                 text, replaced = json_text.decode_text(line[5:].removeprefix(b" "))
                 self.replaced += replaced
                 self._data.append(text)
+            elif line.startswith(b"error:"):  # llama.cpp and what stands on it
+                self._name = "error"
+                self._data.append(json_text.decode_text(line[6:].strip())[0])
             elif line.startswith(b"event:"):
                 self._name = line[6:].strip().decode("utf-8", "replace")
             elif not line and self._data:
@@ -298,6 +301,8 @@ class AnswerStream:
             begins = repr(self._endpoint.clean(data[:80]))
             return self._skip(self._endpoint.error("event not JSON", begins=begins))
         fields = json_text.as_object(chunk)
+        if fields is None and is_error:
+            raise self._endpoint.error_in_body(chunk, self.headers)
         if fields is None:
             return self._skip(self._endpoint.error("event not an object", what=type(chunk).__name__))
         self._any_usable = True
@@ -323,7 +328,7 @@ class AnswerStream:
         head = content[:64].lstrip().lower()
         if head.startswith(b"<") or (content_type.startswith("text/html") and not head.startswith(b"{")):
             raise self._endpoint.error("web page", begins=self._endpoint.begins(content))
-        if head.startswith((b"data:", b"event:", b"id:", b":")):
+        if head.startswith((b"data:", b"event:", b"error:", b"id:", b":")):
             return self._unlabelled_events(content)
         text, replaced = json_text.decode_text(content)
         self._note_replaced(replaced)
@@ -367,7 +372,7 @@ class AnswerStream:
             if data.strip() == "[DONE]":
                 self._close()
             else:
-                self._event(data)
+                self._event(data, is_error=data in reader.errors)
         self._check_tail()
         if not self._answer.ended and self._odd is not None and not self._any_usable:
             raise self._odd
