@@ -61,7 +61,7 @@ async def test_a_long_check_holds_up_no_other_run(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(Origins, "doubts", waits)
     async with run_obedient_model(tmp_path) as world:
-        world.steps = [(SEND, {"to": "bob@example.org", "subject": "Otter " * 50_000})]
+        world.steps = [[(SEND, {"to": "bob@example.org", "subject": "Otter " * 50_000})]]
         long = await world.lab.start(role="writer", task=Attack.task, workspace=None)
         await wait_for(checked, 60)
         other = await world.play("writer", Attack("none", "", SEND, {"to": "bob@example.org"}, INBOX))
