@@ -435,6 +435,10 @@ class MoneyAwaited(Fact):
         return "waits for money no longer" if self.over else f"waits for money in {self.scope}"
 
 
+ActReason = Literal["", "no_values"]
+"""Why a person is asked about a call itself: it passes nothing that could be compared with what they approved."""
+
+
 class Asked(Fact):
     """A run asks a person for something, and waits. It is queued without a slot, and its clock stops.
 
@@ -444,8 +448,9 @@ class Asked(Fact):
     nobody answers by `expires_us`, the run wraps up.
 
     The answer to a `question`: it is in the `ToolCall` with this `call_id`. Or whether a `call` may be made, to `tool`:
-    each of `values` has the `argument`, the `value`, and in `source` the tool whose result brought it. If nobody
-    answers by `expires_us`, the run goes on without.
+    each of `values` has the `argument`, the `value`, and in `source` the tool whose result brought it. `act` says why
+    the call itself is asked about, whatever its values, and `given` has what the call passes, each with its `argument`
+    and the beginning of its `value`. If nobody answers by `expires_us`, the run goes on without.
     """
 
     default_severity: ClassVar[Severity] = "warning"
@@ -462,6 +467,8 @@ class Asked(Fact):
     call_id: str = ""
     tool: str = ""
     values: tuple[dict[str, str], ...] = ()
+    act: ActReason = ""
+    given: tuple[dict[str, str], ...] = ()
 
     @property
     def for_more(self) -> bool:

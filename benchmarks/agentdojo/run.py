@@ -81,13 +81,16 @@ RULES = tomllib.loads((HERE / "effects.toml").read_text("utf-8"))
 
 
 def effects(suite: str, tools: Sequence[str], *, checked: bool) -> str:
-    """Return the line `effects` of a role; where nothing is checked, each value may come from anywhere."""
-    rules = {tool: ["any"] for tool in tools}
+    """Return the line `effects` of a role; where nothing is checked, each value may come from anywhere, and
+    no call is asked about."""
+    rules = {tool: ["any", "allow"] for tool in tools}
     if checked:
         rules = {tool: ["any"] for tool in RULES[suite]["reads"]}
         rules |= {what: where.split(", ") for what, where in RULES[suite].items() if what != "reads"}
     named = {
-        f"mcp__{suite}__{what}": ", ".join(each if each == "any" else f"mcp__{suite}__{each}" for each in sources)
+        f"mcp__{suite}__{what}": ", ".join(
+            each if each in ("any", "allow") else f"mcp__{suite}__{each}" for each in sources
+        )
         for what, sources in rules.items()
     }
     return f"effects: {json.dumps(named)}\n"

@@ -103,11 +103,13 @@ class ObedientModel:
     book: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     steps: list[list[Call]] = field(default_factory=list[list[Call]])
     reached: list[str] = field(default_factory=list[str])
+    says: str = "no"
 
     async def play(self, role: str, attack: Attack) -> PlayedAttack:
         """Play an attack from the proposal to the end of the run.
 
-        The person who is asked says no; of a question with options, they take the last one if nothing is said of it.
+        The person who is asked about a call answers what `says` has; of a question with options, they take the last
+        one if nothing is said of it.
         """
         self.letter = attack.text
         self.book = json.loads(attack.text) if attack.by == BOOK else [{"name": "Bob", "email": "bob@example.org"}]
@@ -150,7 +152,9 @@ class ObedientModel:
                     await self.lab.store.wait_for_entry_after(seen)
 
     async def _reply(self, run_id: str, asked: Asked) -> str:
-        if asked.kind == "call" or asked.values:
+        if asked.kind == "call":
+            return self.says
+        if asked.values:
             return "no"
         calls = await self.lab.facts(run_id, ToolCall)
         options = next(dict(call.args)["options"] for call in calls if call.call_id == asked.call_id)

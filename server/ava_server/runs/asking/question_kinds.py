@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from string import ascii_lowercase
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
-from ava_audit.events import Answered, Asked, AskedKind, Channel, Event, ToolCall, UserMessage, Who
+from ava_audit.events import ActReason, Answered, Asked, AskedKind, Channel, Event, ToolCall, UserMessage, Who
 from ava_audit.rows import RunRow
 from ava_audit.units import local_second
 from ava_audit.view import Outcome, View
@@ -26,6 +26,8 @@ from ava_server.approval.proposals import brief_of
 from ava_server.approval.shown import approval_line
 from ava_server.approval.start_form import (
     CHOICE,
+    NO,
+    YES,
     LimitField,
     Question,
     Reply,
@@ -49,7 +51,7 @@ from ava_server.runs.asking.extension import (
     with_cap,
 )
 from ava_server.runs.asking.look_alikes import warn_of_look_alikes
-from ava_server.runs.record.history import PROJECT_FILES
+from ava_server.runs.record.history import FOR_RUN, PROJECT_FILES
 
 Answer = int | float | str
 """What a person answers: the new cap, or text. None in its place is a no."""
@@ -60,7 +62,16 @@ MOST_NAMED = 10
 _CHOICE, _ANSWER = "choice", "answer"
 """The fields of a form: one of the options, and the person's own words."""
 _YES, _NO = ("yes", "y"), ("no", "n")
+YES_FOR_RUN = "Yes, for this run"
 _HOW_TO_ALLOW = "Answer yes to allow it, also for later calls of this run; anything else does not."
+_HOW_TO_ALLOW_ACT = (
+    "Answer yes to allow this call, or `run` to allow all calls of this tool in this run (values that are not from your"
+    " task are still asked about); anything else does not."
+)
+_ACTS: Mapping[ActReason, str] = {
+    "no_values": "Nothing that it passes can be compared with your task.",
+}
+"""Why a call itself is asked about, in a sentence."""
 _ONLY_A_PERSON = "only a person's own answer counts: in a terminal, over HTTP, or to Ava's own question"
 
 
@@ -146,6 +157,11 @@ class PendingQuestion:
         return self.kind.in_words and self.kind.is_approval
 
     @property
+    def for_run(self) -> bool:
+        """Whether a yes may also be one to all calls of the tool in the run."""
+        return bool(self.asked.act)
+
+    @property
     def untrusted(self) -> str:
         """What the subagent or a tool wrote; empty where all words are Ava's own."""
         lines = [self.text]
@@ -206,7 +222,7 @@ class PendingQuestion:
 
     def approved_by(self, answer: Answer | None) -> bool:
         """Tell whether an answer is a yes that takes what an approval does."""
-        return answer is not None and self.kind.is_yes(answer)
+        return answer is not None and self.kind.is_yes(self, answer)
 
 
 def option_keys(options: Sequence[str]) -> list[str]:
@@ -298,7 +314,7 @@ class QuestionKind(Protocol):
         """Return the answer of a person who agrees, with these words if it is answered in words."""
         ...
 
-    def is_yes(self, answer: Answer, /) -> bool: ...
+    def is_yes(self, question: PendingQuestion, answer: Answer, /) -> bool: ...
 
     def decide(
         self, view: View, question: PendingQuestion, answer: Answer | None, by: Decider, now_us: int, /
@@ -425,7 +441,7 @@ class _More:
     def yes(self, question: PendingQuestion, _words: str | None) -> Answer:
         return question.asked.proposed
 
-    def is_yes(self, _answer: Answer) -> bool:
+    def is_yes(self, _question: PendingQuestion, _answer: Answer) -> bool:
         return True
 
     def decide(
@@ -567,10 +583,10 @@ class _InWords:
     def yes(self, _question: PendingQuestion, words: str | None) -> Answer:
         return words or ""
 
-    def is_yes(self, _answer: Answer, /) -> bool:
+    def is_yes(self, _question: PendingQuestion, _answer: Answer, /) -> bool:
         return False
 
-    def _answers(self, _text: str, /) -> bool:
+    def _answers(self, _question: PendingQuestion, _text: str, /) -> bool:
         """Tell whether a text is the answer, rather than words beside a no."""
         return True
 
@@ -587,7 +603,7 @@ class _InWords:
             what = "has the answer to its question and continues"
         decision: Literal["answered", "declined"] = "declined"
         kind: Literal["answer", "message"] = "message"
-        if text is not None and self._answers(text):
+        if text is not None and self._answers(question, text):
             decision, kind = "answered", "answer"
         events: list[Event] = []
         says_only_no = (text or "no").strip().casefold() in _NO
@@ -623,13 +639,22 @@ class _Call(_InWords):
     joins = False
 
     def read(self, _view: View, run: RunRow, asked: Asked, /) -> PendingQuestion | None:
-        lines = [f"May it call {asked.tool} with this, which is not from your task?"]
+        lines: list[str] = []
+        not_from_task = f"May it call {asked.tool} with this, which is not from your task?"
+        how_to_allow = _HOW_TO_ALLOW
+        if asked.act:
+            lines.append(f"May it call {asked.tool}? {_ACTS[asked.act]}")
+            lines += [f"{one_line(each['argument'])}: {one_line(each['value'])}" for each in asked.given]
+            not_from_task = "Of this, it has not from your task:"
+            how_to_allow = _HOW_TO_ALLOW_ACT
+        if asked.values:
+            lines.append(not_from_task)
         for each in asked.values:
             source = _source_words(each["source"])
             warning = warn_of_look_alikes(each["value"])
             # The value comes last, so that nothing in it can pass for what Ava says of it.
             lines.append(f"{one_line(each['argument'])} ({source}{warning}): {one_line(each['value'])}")
-        lines.append(_HOW_TO_ALLOW)
+        lines.append(how_to_allow)
         return PendingQuestion(run, asked, clean("\n".join(lines))[0])
 
     def message(self, question: PendingQuestion, /) -> str:
@@ -641,17 +666,22 @@ class _Call(_InWords):
     def command(self, question: PendingQuestion, /) -> str:
         return f"ava send {question.run.id} yes --question {question.id}"
 
-    def form(self, _question: PendingQuestion, text: str, /) -> Question:
+    def form(self, question: PendingQuestion, text: str, /) -> Question:
+        if question.for_run:
+            return Question(text, (TextField(CHOICE, "Your decision", (YES, YES_FOR_RUN, NO)),))
         return Question(text, ()).as_yes_or_no()
 
     def answer_in(self, question: PendingQuestion, reply: Reply, /) -> Answer:
         return _text_in(reply.content, CHOICE) or super().answer_in(question, reply)
 
-    def is_yes(self, answer: Answer, /) -> bool:
-        return isinstance(answer, str) and answer.strip().casefold() in _YES
+    def is_yes(self, question: PendingQuestion, answer: Answer, /) -> bool:
+        if not isinstance(answer, str):
+            return False
+        words = (*_YES, *FOR_RUN) if question.for_run else _YES
+        return answer.strip().casefold() in words
 
-    def _answers(self, text: str, /) -> bool:
-        return self.is_yes(text)
+    def _answers(self, question: PendingQuestion, text: str, /) -> bool:
+        return self.is_yes(question, text)
 
 
 def _source_words(source: str) -> str:

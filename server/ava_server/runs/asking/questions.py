@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from ava_audit.events import Asked
+from ava_audit.events import ActReason, Asked
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_roles.errors import ToolFailed
@@ -34,6 +34,10 @@ VALUE_CHARS = 2_000
 """Most characters of a value that a person is asked about."""
 MOST_VALUES = 8
 """Most values of a call that a person is asked about."""
+MOST_GIVEN = 20
+"""Most values of a call that are shown where the call itself is asked about."""
+GIVEN_CHARS = 200
+"""Most characters of such a value."""
 _GO_ON = "Go on with what is most likely meant, and say in the result what you have assumed."
 
 
@@ -74,10 +78,13 @@ class Ask:
             return None
         return await self._new(call_id, left_s)
 
-    async def to_allow(self, call: ToolUse, left_s: float, doubts: Sequence[Doubt]) -> Asked | None:
-        """Return the question whether a call may be made with values that nobody approved, or None.
+    async def to_allow(
+        self, call: ToolUse, left_s: float, doubts: Sequence[Doubt], act: ActReason, given: tuple[dict[str, str], ...]
+    ) -> Asked | None:
+        """Return the question whether a call may be made, or None.
 
-        A run asks this at most `MOST_TO_ALLOW` times, and not again after one that got no answer.
+        `doubts`: its values that nobody approved. `act`: why the call itself is asked about, and `given` what it
+        passes. A run asks this at most `MOST_TO_ALLOW` times, and not again after one that got no answer.
         """
         if len(doubts) > MOST_VALUES or any(len(each.value) > VALUE_CHARS for each in doubts):
             return None
@@ -87,7 +94,8 @@ class Ask:
         question = await self._new(call.call_id, left_s)
         if question is None:
             return None
-        about = {"kind": "call", "tool": call.name, "values": tuple(map(asdict, doubts))}
+        values = tuple(map(asdict, doubts))
+        about = {"kind": "call", "tool": call.name, "values": values, "act": act, "given": given}
         return question.model_copy(update=about)
 
     async def _new(self, call_id: str, left_s: float) -> Asked | None:

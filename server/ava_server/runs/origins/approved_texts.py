@@ -15,6 +15,7 @@ from typing import Any
 
 from ava_roles.texts.passages import filler_words
 from ava_roles.wrap import clean
+from ava_server.runs.origins.call_values import is_free
 from ava_server.runs.origins.compared_text import plain_text, split_unspaced, stands_in, words_of
 
 MANY_WORDS = 8
@@ -48,7 +49,7 @@ class ApprovedTexts:
 
     def has(self, leaf: Any) -> bool:
         """Tell whether a value stands in them: whole, as a number, or word for word."""
-        if isinstance(leaf, bool) or leaf is None or leaf == "":
+        if is_free(leaf):
             return True
         if isinstance(leaf, int | float):
             return self._has_number({Decimal(repr(leaf))}) or self._has_grouped(repr(leaf))

@@ -43,6 +43,11 @@ def leaves(value: Any) -> Iterator[Any]:
             yield each
 
 
+def is_free(value: Any) -> bool:
+    """Tell whether a value may come from anywhere in every call: true, false, and an empty one."""
+    return isinstance(value, bool) or value is None or value == ""
+
+
 def values_in_schema(schema: Any) -> frozenset[Any]:
     """Return what the approved definition of a tool names itself: its fields, and the values of its lists."""
     values: set[Any] = set()
@@ -52,7 +57,9 @@ def values_in_schema(schema: Any) -> frozenset[Any]:
                 values.update(cast("dict[str, Any]", each))
             elif key in ("enum", "const", "default"):
                 choices = cast("list[Any]", each) if isinstance(each, list) else [each]
-                values.update(choice for choice in choices if isinstance(choice, str | int | float))
+                for choice in choices:
+                    if isinstance(choice, str | int | float) and not isinstance(choice, bool):
+                        values.add(choice)
             values |= values_in_schema(each)
     elif isinstance(schema, list):
         for each in cast("list[Any]", schema):

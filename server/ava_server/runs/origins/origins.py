@@ -3,7 +3,7 @@
 A call of another server's tool that changes something takes only values from the approved task, its context, a person's
 answers, and the sources that its role names in `effects` (`approved_texts.py`). A call that only reads, but whose
 arguments leave the machine, must not carry what the run has read from files and other servers (`carried_data.py`).
-Everything else is asked of a person.
+Everything else is asked of a person. So are some calls for what they do (`acts.py`).
 
 Texts are compared as the model was shown them (`compared_text.py`). No check takes much longer for a long text than its
 length: a hostile text must not hold up other runs.
@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from ava_roles.role import ANY
+from ava_roles.role import ALLOW, ANY
 from ava_roles.tools.run import READ_SKILL, READ_SUBAGENT_RESULT
 from ava_roles.wrap import clean, one_line
 from ava_server.core.threads import compute_alone
 from ava_server.runs.asking.questions import MOST_VALUES, VALUE_CHARS, Doubt
+from ava_server.runs.origins.acts import Act, reason_to_ask
 from ava_server.runs.origins.approved_texts import ApprovedTexts
 from ava_server.runs.origins.call_values import (
     fields_of_result,
+    is_free,
     leaves,
     values_in_schema,
     values_of_call,
@@ -35,7 +37,7 @@ from ava_server.runs.record.history import PROJECT_FILES, SCRATCHPAD
 from ava_server.runs.record.quotes import unwrap_output
 
 if TYPE_CHECKING:
-    from ava_audit.events import ToolResult
+    from ava_audit.events import ActReason, ToolResult
     from ava_roles.tool import Tool, ToolSpec
     from ava_server.runs.record.history import History
 
@@ -61,6 +63,7 @@ class Origins:
         self._history = history
         self._effects = effects
         self._specs = specs
+        self._has_rules = any(sources != (ALLOW,) for sources in effects.values())
         self._reads_private = any(map(_reads_private, specs.values()))
         self._texts: list[str] = []
         self._counted = 0
@@ -93,6 +96,23 @@ class Origins:
         left = (each for each in doubts if (spec.name, each.argument, each.value) not in allowed)
         return tuple(islice(left, MOST_VALUES + 1))
 
+    def act(self, tool: Tool, args: Mapping[str, Any]) -> ActReason:
+        """Return why a person has to allow a call itself, whatever its values; empty for most tools, at once."""
+        spec = tool.spec
+        if spec.foreign is None:
+            return ""
+        history = self._history
+        allowed = history.decided_acts(allowed=True)
+        return reason_to_ask(
+            Act(
+                changes=spec.writes,
+                role_allows=ALLOW in self._effects.get(spec.name, ()),
+                allowed_for_run=history.is_allowed_for_run(spec.name),
+                allowed_without_values=any(each.tool == spec.name and each.act == "no_values" for each in allowed),
+                compared=any(True for _each in self._compared_values(spec, args)),
+            )
+        )
+
     def _checks(self, spec: ToolSpec) -> bool:
         if self._takes_approved(spec):
             return True
@@ -108,23 +128,29 @@ class Origins:
         """Tell whether a tool counts as one that changes things; where a role has rules, no server's word counts."""
         if spec.foreign is None:
             return False
-        return spec.writes or (bool(self._effects) and spec.network)
+        return spec.writes or (self._has_rules and spec.network)
 
     # -- what is approved ---------------------------------------------------------------------------------------------
 
     def _find_unapproved(self, spec: ToolSpec, args: Mapping[str, Any]) -> Iterator[Doubt]:
         """Yield the values of a call that stand neither in approved texts nor in the sources of its rule."""
-        own_words = values_in_schema(spec.foreign)
         by_person = ApprovedTexts(self._approved_by_person())
         by_rule: dict[tuple[str, ...], ApprovedTexts] = {}
-        for name, leaf in values_of_call(spec, args):
-            rule = self._effects.get(f"{spec.name}.{name}", self._effects.get(spec.name, ()))
-            if ANY in rule or leaf in own_words or by_person.has(leaf):
+        for name, leaf, rule in self._compared_values(spec, args):
+            if by_person.has(leaf):
                 continue
             if rule not in by_rule:
                 by_rule[rule] = ApprovedTexts([*self._approved_by_person(), *self._texts_of_sources(rule, by_person)])
             if not by_rule[rule].has(leaf):
                 yield Doubt(one_line(name, NAME_CHARS), visible(leaf), self._source_of(leaf))
+
+    def _compared_values(self, spec: ToolSpec, args: Mapping[str, Any]) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+        """Yield the values of a call that may not come from anywhere, each with its argument and the rule for that."""
+        own_words = values_in_schema(spec.foreign)
+        for name, leaf in values_of_call(spec, args):
+            rule = self._effects.get(f"{spec.name}.{name}", self._effects.get(spec.name, ()))
+            if ANY not in rule and not is_free(leaf) and leaf not in own_words:
+                yield name, leaf, rule
 
     def _source_of(self, leaf: Any) -> str:
         """Return the tool whose result has a value; empty where none has it."""

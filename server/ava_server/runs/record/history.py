@@ -101,6 +101,10 @@ class Repeat:
     count: int
 
 
+FOR_RUN = ("run", "for this run", "yes, for this run")
+"""Answers that allow all calls of a tool in the run."""
+
+
 @dataclass(frozen=True)
 class QuestionAnswer:
     """The answer to a question of the run; the text is empty where it was declined."""
@@ -112,6 +116,11 @@ class QuestionAnswer:
     def by_person(self) -> bool:
         """Whether a person has answered, and not the model at the host."""
         return self.fact.decision == "answered" and self.fact.channel != "host_call"
+
+    @property
+    def for_run(self) -> bool:
+        """Whether a person has allowed all calls of a tool in the run, and not only the one that was asked about."""
+        return self.by_person and self.text.strip().casefold() in FOR_RUN
 
 
 @dataclass(slots=True)
@@ -404,6 +413,22 @@ class History:
             for each in question.values:
                 values.add((question.tool or "", each["argument"], each["value"]))
         return values
+
+    def decided_acts(self, *, allowed: bool) -> list[Asked]:
+        """Return the questions about calls themselves to which a person has said yes, or those with any other end."""
+        questions: list[Asked] = []
+        for question in self.call_questions:
+            answer = self.answers.get(question.ask_id)
+            if question.act and answer is not None and answer.by_person == allowed:
+                questions.append(question)
+        return questions
+
+    def is_allowed_for_run(self, tool: str) -> bool:
+        """Tell whether a person has allowed all calls of a tool in this run."""
+        for question in self.decided_acts(allowed=True):
+            if question.tool == tool and self.answers[question.ask_id].for_run:
+                return True
+        return False
 
     @property
     def _nonce(self) -> str:

@@ -22,7 +22,7 @@ import anyio.to_thread
 from pydantic import ValidationError
 
 from ava_audit.errors import AuditError
-from ava_audit.events import Activity, Asked, Fact, GuardrailTripped, ToolCall, ToolResult
+from ava_audit.events import Activity, ActReason, Asked, Fact, GuardrailTripped, ToolCall, ToolResult
 from ava_audit.redaction import RunRedactor, redact_fragments
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import InjectedSecret, has_placeholder
@@ -36,10 +36,11 @@ from ava_server.core.threads import compute_alone, run_apart
 from ava_server.core.untrusted import SHORT_CHARS, hide_apart
 from ava_server.models.base import ToolUse
 from ava_server.models.json_text import object_fault
-from ava_server.runs.asking.questions import Ask, Doubt
+from ava_server.runs.asking.questions import GIVEN_CHARS, MOST_GIVEN, Ask, Doubt
 from ava_server.runs.coder.coding import learn_private_keys, tell_too_many_keys
 from ava_server.runs.journal.log import ms_since
-from ava_server.runs.origins.origins import Origins
+from ava_server.runs.origins.call_values import leaves
+from ava_server.runs.origins.origins import NAME_CHARS, Origins, visible
 from ava_server.runs.record.claims import Paused
 from ava_server.runs.record.history import call_key, edited_path
 from ava_server.runs.record.invalid_answers import explain_cut_call
@@ -68,6 +69,12 @@ ENDED_BECAUSE: Mapping[str, str] = {
     "failed_edits": f"{EDITS_END_AT} failed edits of one file in a row",
 }
 """Why a run ends, by the guardrail that ends it."""
+
+
+REFUSED_ACTS: Mapping[ActReason, str] = {
+    "no_values": "this call changes something, and nothing that it passes can be compared with the task",
+}
+"""What a model is told of a call that was refused for what it does."""
 
 
 class ToolCalls:
@@ -186,27 +193,58 @@ class ToolCalls:
 
     async def _hold_back(self, call: ToolUse, doubts: tuple[Doubt, ...]) -> Paused | bool:
         """Return the pause in which a person is asked to allow a call, or whether it was refused."""
-        if not doubts:
+        act = self._act(call)
+        if not doubts and not act:
             return False
         question = self._history.questions.get(call.call_id)
         ask = self._context.ask
         shown = [replace(each, argument=self._hide(each.argument), value=self._hide(each.value)) for each in doubts]
         refused = {value for _tool, _argument, value in self._history.decided_values(allowed=False)}
-        is_denied = any(each.value in refused for each in shown)
+        given = await self._given(call) if act else ()
+        is_denied = any(each.value in refused for each in shown) or self._is_act_denied(call, act, given)
         if question is None and ask is not None and not is_denied:
-            question = await ask.to_allow(call, self._run.work_s(self._run.left_s), shown)
+            question = await ask.to_allow(call, self._run.work_s(self._run.left_s), shown, act, given)
             if question is not None:
                 return Paused(question)
-        if question is not None and self._is_allowed(question, shown):
+        if question is not None and self._is_allowed(question, shown, act):
             return False
         why = "the person does not allow it" if is_denied else "nobody allowed it"
-        await self._refuse_values(call, doubts, why)
+        if doubts:
+            await self._refuse_values(call, doubts, why)
+        else:
+            await self._refuse_act(call, act, why)
         return True
 
-    def _is_allowed(self, question: Asked, shown: Sequence[Doubt]) -> bool:
-        """Tell whether a person has answered, and was asked about each of these values."""
+    def _act(self, call: ToolUse) -> ActReason:
+        """Return why a call itself is asked about; empty for one that has begun, or cannot be made."""
+        tool = self._context.tools.get(call.name)
+        if tool is None or call.args is None or call.call_id in self._history.started:
+            return ""
+        return self._origins.act(tool, call.args)
+
+    async def _given(self, call: ToolUse) -> tuple[dict[str, str], ...]:
+        """Return what a call passes, as a person is shown it."""
+        args = await hide_apart(partial(self._hide_args, call), len(call.raw_args))
+        given: list[dict[str, str]] = []
+        for argument, value in args.items():
+            for leaf in leaves(value):
+                given.append({"argument": argument[:NAME_CHARS], "value": visible(leaf)[:GIVEN_CHARS]})
+        if len(given) > MOST_GIVEN:
+            others = len(given) - MOST_GIVEN
+            given[MOST_GIVEN:] = [{"argument": "others", "value": f"{others} more values"}]
+        return tuple(given)
+
+    def _is_act_denied(self, call: ToolUse, act: ActReason, given: tuple[dict[str, str], ...]) -> bool:
+        """Tell whether a person has not allowed this call before, or any of its tool without values."""
+        for question in self._history.decided_acts(allowed=False):
+            if act and question.tool == call.name and (question.act == act == "no_values" or question.given == given):
+                return True
+        return False
+
+    def _is_allowed(self, question: Asked, shown: Sequence[Doubt], act: ActReason) -> bool:
+        """Tell whether a person has answered, and was asked about each of these values, and about the call itself."""
         answer = self._history.answers.get(question.ask_id)
-        if answer is None or not answer.by_person:
+        if answer is None or not answer.by_person or (act and not question.act):
             return False
         asked_about = {(each["argument"], each["value"]) for each in question.values}
         return asked_about.issuperset((each.argument, each.value) for each in shown)
@@ -219,6 +257,16 @@ class ToolCalls:
         )
         await self._log.record(
             GuardrailTripped(guardrail="origin", action="refused", tool=call.name, count=len(doubts)),
+            self._result(call, refusal, success=False),
+        )
+
+    async def _refuse_act(self, call: ToolUse, act: ActReason, why: str) -> None:
+        refusal = (
+            f"Refused: {REFUSED_ACTS[act]}, and {why}. Do not try it in another form; do the rest, and say in the"
+            " caveats what was left out."
+        )
+        await self._log.record(
+            GuardrailTripped(guardrail="origin", action="refused", tool=call.name, count=1),
             self._result(call, refusal, success=False),
         )
 
