@@ -160,7 +160,7 @@ class ToolResult(Fact):
     `unusable` marks a call that could not be made as requested: the tool does not exist, or its arguments are invalid.
     `unread` is Ava's own sentence about what the call was to read and did not come to, because its time or its limits
     were over. Each of `sources` has a `location` (a path or an address) and a `title`; a file that was read whole and
-    without secrets has a `sha256` too.
+    without secrets has a `sha256` too. `unknown` marks a failed call of which nobody knows whether it was carried out.
     """
 
     transcript = True
@@ -178,6 +178,7 @@ class ToolResult(Fact):
     sources: tuple[dict[str, str | None], ...] = ()
     unusable: bool | None = None
     unread: str | None = None
+    unknown: bool | None = None
 
     @property
     def severity(self) -> Severity:
@@ -435,8 +436,8 @@ class MoneyAwaited(Fact):
         return "waits for money no longer" if self.over else f"waits for money in {self.scope}"
 
 
-ActReason = Literal["", "no_values"]
-"""Why a person is asked about a call itself: it passes nothing that could be compared with what they approved."""
+ActReason = Literal["", "again", "no_values"]
+"""Why a person is asked about a call itself: an equal one succeeded or may have, or it passes nothing to compare."""
 
 
 class Asked(Fact):

@@ -42,7 +42,14 @@ class FolderReplaced(RolesError):
 
 
 class ToolFailed(RolesError):
-    """Raised by a tool that failed; the text goes to the model as a failed result."""
+    """Raised by a tool that failed; the text goes to the model as a failed result.
+
+    `unknown`: whether it did what it was called for is not known.
+    """
+
+    def __init__(self, text: str, *, unknown: bool = False) -> None:
+        super().__init__(text)
+        self.unknown = unknown
 
 
 class AccessRefused(ToolFailed):

@@ -79,6 +79,7 @@ class ToolSpec:
     # Writes files that are handed over with the result, and changes nothing else. Implies `writes`.
     artifacts: bool = False
     writes: bool = False  # changes something that outlives the run
+    idempotent: bool = False  # an equal call again changes nothing more; says the server of another one's tool
     program: bool = False  # is provided by a program that is started for the run, so the run needs a sandbox
     # The JSON schema of the arguments of another MCP server's tool, which that server checks; None for a tool of Ava's
     # own.
@@ -138,6 +139,7 @@ class ToolOutput:
     count: int | None = None  # how many results, files or pages it has; for the one-line view of the log
     sources: tuple[Source, ...] = ()  # what was read; a run that ends without a result lists it
     own: bool = False  # the text is Ava's own, or a person's to the run: it is not marked as untrusted
+    unknown: bool = False  # it failed, and nobody knows whether it was carried out
     unread: str = ""  # a sentence about what was not read because the limits of one call were reached
 
 

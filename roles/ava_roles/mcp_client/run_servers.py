@@ -173,7 +173,8 @@ class RunMcpServers:
             failed = error
         connection.state.ended = True  # the next call starts it again
         why = describe_failure(failed, connection.state)
-        raise ToolFailed(f"The MCP server {server} {why}. What it did with this call is not known.") from failed
+        text = f"The MCP server {server} {why}. What it did with this call is not known."
+        raise ToolFailed(text, unknown=True) from failed
 
     async def end(self) -> None:
         self._ended = True
@@ -277,6 +278,7 @@ class McpTool:
             timeout_s=TIMEOUT_S,
             network=network,
             writes=offered.changes,
+            idempotent=offered.idempotent,
             program=program,
             foreign=offered.parameters,
         )

@@ -156,7 +156,11 @@ class McpScope:
                     read_write=tuple(map(str, entry.read_write)),
                 )
             uses[entry.name].tools[name] = ForeignDefinition(
-                tool=tool.tool, description=tool.description, parameters=dict(tool.parameters), changes=tool.changes
+                tool=tool.tool,
+                description=tool.description,
+                parameters=dict(tool.parameters),
+                changes=tool.changes,
+                idempotent=tool.idempotent,
             )
         return uses
 

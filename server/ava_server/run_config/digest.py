@@ -49,6 +49,10 @@ def _covered(config: RunConfig) -> dict[str, Any]:
     )
     unchanged = {name for name, older_value in newer if getattr(config, name) == older_value}
     covered = config.model_dump(mode="json", exclude=_ESTIMATES | unchanged)
+    for use in covered["foreign"].values():
+        for tool in use["tools"].values():
+            if not tool["idempotent"]:
+                del tool["idempotent"]
     if config.search_call is not None and not config.search_call.key_command:
         del covered["search_call"]["key_command"]
     if config.steps:

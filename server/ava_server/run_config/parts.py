@@ -27,16 +27,17 @@ class EarlierRun(BaseModel, frozen=True, extra="ignore"):
 
 
 class ForeignDefinition(BaseModel, frozen=True, extra="ignore"):
-    """A tool of an MCP server as it was approved, by its server's name for it, and whether it can change things."""
+    """A tool of an MCP server as it was approved, by its server's name for it, and what its server says of it."""
 
     tool: str
     description: str
     parameters: dict[str, Any]
-    changes: bool
+    changes: bool  # it can change things
+    idempotent: bool = False  # an equal call again changes nothing more
 
     def offered(self, name: str) -> OfferedTool:
         """Return the tool in the form in which a server offers it, to compare the two."""
-        return OfferedTool(name, self.tool, self.description, self.parameters, self.changes)
+        return OfferedTool(name, self.tool, self.description, self.parameters, self.changes, self.idempotent)
 
 
 class ForeignUse(BaseModel, frozen=True, extra="ignore"):

@@ -151,6 +151,8 @@ def main() -> None:
         @server.tool()
         def send(to: list[str], body: str, copies: int = 1) -> str:
             """Send a letter."""
+            if "dies" in WAYS:
+                os._exit(9)
             return f"sent {copies} to {', '.join(to)}: {body}"
 
         @server.tool(annotations=reads)

@@ -59,9 +59,9 @@ TOOLS: dict[str, Tool] = {
 }
 
 
-def result(tool: str, text: str, *, success: bool = True) -> ToolResult:
+def result(tool: str, text: str, *, success: bool = True, unknown: bool = False) -> ToolResult:
     output = wrap_tool_output(text, tool=tool, nonce="n0n0n0n0n0")
-    return ToolResult(tool=tool, success=success, output=output, call_id="c")
+    return ToolResult(tool=tool, success=success, output=output, call_id="c", unknown=unknown or None)
 
 
 def origins_after(

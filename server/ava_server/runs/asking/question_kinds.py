@@ -69,6 +69,7 @@ _HOW_TO_ALLOW_ACT = (
     " task are still asked about); anything else does not."
 )
 _ACTS: Mapping[ActReason, str] = {
+    "again": "It has made the same call before, which succeeded or may have.",
     "no_values": "Nothing that it passes can be compared with your task.",
 }
 """Why a call itself is asked about, in a sentence."""

@@ -73,7 +73,7 @@ class ApprovedTexts:
     def _has_word(self, word: str) -> bool:
         if not word.isdecimal() and self._has_within(word):
             return True
-        return self._has_number(_readings(word)) or self._has_grouped(word)
+        return self._has_number(number_readings(word)) or self._has_grouped(word)
 
     def _has_grouped(self, value: str) -> bool:
         """Tell whether an IBAN, card or telephone number stands in them as a whole, however both are grouped."""
@@ -118,7 +118,7 @@ class ApprovedTexts:
         separated = (each for each in self._numbers if not each.isdecimal() and len(each) <= NUMBER_CHARS)
         numbers: set[Decimal] = set()
         for each in islice(separated, MOST_NUMBERS):
-            numbers |= _readings(each)
+            numbers |= number_readings(each)
         return numbers
 
 
@@ -149,7 +149,7 @@ def _is_iban(chars: str) -> bool:
     return int(digits) % 97 == 1
 
 
-def _readings(word: str) -> set[Decimal]:
+def number_readings(word: str) -> set[Decimal]:
     """Return what a written number can mean: 1,250 is another number in German. The parts of a date are numbers."""
     readings: set[Decimal] = set()
     for group, point, form in _WRITTEN:

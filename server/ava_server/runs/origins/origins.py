@@ -22,7 +22,7 @@ from ava_roles.tools.run import READ_SKILL, READ_SUBAGENT_RESULT
 from ava_roles.wrap import clean, one_line
 from ava_server.core.threads import compute_alone
 from ava_server.runs.asking.questions import MOST_VALUES, VALUE_CHARS, Doubt
-from ava_server.runs.origins.acts import Act, reason_to_ask
+from ava_server.runs.origins.acts import Act, Passed, is_equal_call, reason_to_ask
 from ava_server.runs.origins.approved_texts import ApprovedTexts
 from ava_server.runs.origins.call_values import (
     fields_of_result,
@@ -37,7 +37,7 @@ from ava_server.runs.record.history import PROJECT_FILES, SCRATCHPAD
 from ava_server.runs.record.quotes import unwrap_output
 
 if TYPE_CHECKING:
-    from ava_audit.events import ActReason, ToolResult
+    from ava_audit.events import ActReason, ToolCall, ToolResult
     from ava_roles.tool import Tool, ToolSpec
     from ava_server.runs.record.history import History
 
@@ -71,7 +71,7 @@ class Origins:
         self._fields: dict[tuple[int, str], str] = {}
 
     def is_long(self, tool: Tool, args_chars: int) -> bool:
-        """Tell whether the check of a call reads so much that other runs would wait: then use `doubts_apart`."""
+        """Tell whether the checks of a call read so much that other runs would wait: then use `doubts_apart`."""
         outputs = self._history.outputs
         self._chars += sum(len(result.output) for _seq, result in outputs[self._counted :])
         self._counted = len(outputs)
@@ -86,6 +86,15 @@ class Origins:
 
         return await anyio.to_thread.run_sync(alone)
 
+    async def act_apart(self, tool: Tool, args: Mapping[str, Any], others: Iterable[ToolCall]) -> ActReason:
+        """Return what `act` does, from a thread."""
+
+        def alone() -> ActReason:
+            with compute_alone():
+                return self.act(tool, args, others)
+
+        return await anyio.to_thread.run_sync(alone)
+
     def doubts(self, tool: Tool, args: Mapping[str, Any]) -> tuple[Doubt, ...]:
         """Return the values of a call that a person has to allow; none for most tools, at once."""
         spec = tool.spec
@@ -96,22 +105,51 @@ class Origins:
         left = (each for each in doubts if (spec.name, each.argument, each.value) not in allowed)
         return tuple(islice(left, MOST_VALUES + 1))
 
-    def act(self, tool: Tool, args: Mapping[str, Any]) -> ActReason:
-        """Return why a person has to allow a call itself, whatever its values; empty for most tools, at once."""
+    def judges_act(self, tool: Tool) -> bool:
+        """Tell whether a call of a tool may have to be allowed whatever its values."""
+        return tool.spec.foreign is not None and tool.spec.writes
+
+    def act(self, tool: Tool, args: Mapping[str, Any], others: Iterable[ToolCall]) -> ActReason:
+        """Return why a person has to allow a call itself, whatever its values; empty if they do not.
+
+        `args` are written as the log has them. `others`: calls that were just begun, and may not be in the log yet.
+        """
         spec = tool.spec
-        if spec.foreign is None:
+        if not self.judges_act(tool):
             return ""
         history = self._history
         allowed = history.decided_acts(allowed=True)
         return reason_to_ask(
             Act(
                 changes=spec.writes,
+                idempotent=spec.idempotent,
+                repeated=self._is_repeated(spec, args, others),
                 role_allows=ALLOW in self._effects.get(spec.name, ()),
                 allowed_for_run=history.is_allowed_for_run(spec.name),
                 allowed_without_values=any(each.tool == spec.name and each.act == "no_values" for each in allowed),
                 compared=any(True for _each in self._compared_values(spec, args)),
             )
         )
+
+    def _is_repeated(self, spec: ToolSpec, args: Mapping[str, Any], others: Iterable[ToolCall]) -> bool:
+        """Tell whether an equal call has succeeded, or may have."""
+        passed = self._passed(spec, args)
+        earlier: list[Mapping[str, Any]] = []
+        for place, result in self._results():
+            if result.tool == spec.name and (result.success or result.unknown):
+                earlier.append(self._history.inputs[place] or {})
+        for call_id, call in self._history.started.items():
+            if call.tool == spec.name and call_id not in self._history.results:
+                earlier.append(call.args or {})
+        earlier += [call.args or {} for call in others if call.tool == spec.name]
+        return any(is_equal_call(passed, self._passed(spec, each)) for each in earlier)
+
+    def _passed(self, spec: ToolSpec, args: Mapping[str, Any]) -> Passed:
+        """Return what a call passes: the values that are not free in every call, or all where it has none of these."""
+        all_values = [(name, leaf) for name, leaf in values_of_call(spec, args) if leaf is not None]
+        own_words = values_in_schema(spec.foreign)
+        telling = [(name, leaf) for name, leaf in all_values if not is_free(leaf) and leaf not in own_words]
+        return telling or all_values
 
     def _checks(self, spec: ToolSpec) -> bool:
         if self._takes_approved(spec):

@@ -72,6 +72,7 @@ ENDED_BECAUSE: Mapping[str, str] = {
 
 
 REFUSED_ACTS: Mapping[ActReason, str] = {
+    "again": "the same call has been made before, and succeeded or may have",
     "no_values": "this call changes something, and nothing that it passes can be compared with the task",
 }
 """What a model is told of a call that was refused for what it does."""
@@ -91,6 +92,7 @@ class ToolCalls:
         self._searches = PaidSearches(context.search, run) if context.search is not None else None
         self._ready: dict[str, _Ready] = {}
         self._admitted = set[str]()
+        self._begun: dict[str, ToolCall] = {}
         self._keys_known = False
         specs = {name: tool.spec for name, tool in context.tools.items()}
         self._origins = Origins(self._history, context.effects, specs)
@@ -109,6 +111,8 @@ class ToolCalls:
             return await self._carry_out(admitted, refused)
         finally:
             self._admitted -= ids
+            for call_id in ids:
+                self._begun.pop(call_id, None)
 
     async def _carry_out(self, admitted: list[ToolUse], refused: list[tuple[ToolUse, str]]) -> Paused | None:
         asking = [call for call in admitted if call.name == ASK.name]
@@ -168,6 +172,7 @@ class ToolCalls:
                 return held
             if not held:
                 await self._call(call, number == 0)
+            self._begun.pop(call.call_id, None)
         return None
 
     async def _pause_to_ask(self, call: ToolUse) -> Paused | None:
@@ -193,7 +198,7 @@ class ToolCalls:
 
     async def _hold_back(self, call: ToolUse, doubts: tuple[Doubt, ...]) -> Paused | bool:
         """Return the pause in which a person is asked to allow a call, or whether it was refused."""
-        act = self._act(call)
+        act = await self._act(call)
         if not doubts and not act:
             return False
         question = self._history.questions.get(call.call_id)
@@ -215,12 +220,19 @@ class ToolCalls:
             await self._refuse_act(call, act, why)
         return True
 
-    def _act(self, call: ToolUse) -> ActReason:
+    async def _act(self, call: ToolUse) -> ActReason:
         """Return why a call itself is asked about; empty for one that has begun, or cannot be made."""
         tool = self._context.tools.get(call.name)
         if tool is None or call.args is None or call.call_id in self._history.started:
             return ""
-        return self._origins.act(tool, call.args)
+        if not self._origins.judges_act(tool):
+            return ""
+        started = await self._started_fact(call)
+        others = list(self._begun.values())  # another agent may make an equal call at the same time
+        self._begun[call.call_id] = started
+        if self._origins.is_long(tool, len(call.raw_args)):
+            return await self._origins.act_apart(tool, started.args, others)
+        return self._origins.act(tool, started.args, others)
 
     async def _given(self, call: ToolUse) -> tuple[dict[str, str], ...]:
         """Return what a call passes, as a person is shown it."""
@@ -371,7 +383,7 @@ class ToolCalls:
         was_started = call.call_id in self._history.started
         if was_started and not self._reads_only(call):
             text = "Interrupted, outcome unknown: it may or may not have been done. Look before you repeat it."
-            await self._log.record(self._result(call, text, success=False))
+            await self._log.record(self._result(call, text, success=False, unknown=True))
             return
         ready_or_refusal = self._ready.pop(call.call_id, None) or self._check_call(call)
         if isinstance(ready_or_refusal, str):
@@ -440,7 +452,7 @@ class ToolCalls:
         except TimeoutError:
             return _timed_out(tool.spec)
         except ToolFailed as error:
-            output = ToolOutput(str(error), success=False)
+            output = ToolOutput(str(error), success=False, unknown=error.unknown)
         except Exception as error:
             says_no_value = isinstance(error, AuditError) or shortage_in(error)
             if injected and not says_no_value:  # an internal error, whose message and traceback may hold a value
@@ -510,6 +522,7 @@ class ToolCalls:
             scratch=scratch,
             sources=tuple(self._source_fields(source, hashed=not any(hide.secrets)) for source in sources),
             unread=output.unread or None,
+            unknown=output.unknown or None,
         )
 
     async def _warnings(self, call: ToolUse, output: ToolOutput, sha: str) -> str:
@@ -567,7 +580,9 @@ class ToolCalls:
         refusal = f"Refused: this very call brought the same result {count - 1} times. Use what you have."
         await self._log.record(tripped, self._result(call, refusal, success=False))
 
-    def _result(self, call: ToolUse, text: str, *, success: bool, unusable: bool = False) -> ToolResult:
+    def _result(
+        self, call: ToolUse, text: str, *, success: bool, unusable: bool = False, unknown: bool = False
+    ) -> ToolResult:
         return ToolResult(
             tool=self._hide(call.name)[:100],
             success=success,
@@ -575,6 +590,7 @@ class ToolCalls:
             call_id=call.call_id,
             turn=self._history.turn,
             unusable=unusable or None,
+            unknown=unknown or None,
         )
 
 
@@ -630,7 +646,8 @@ class _Redaction:
 
 def _timed_out(spec: ToolSpec) -> ToolOutput:
     unread = f"{spec.name} did not finish within {spec.timeout_s:g} s, and returned nothing." if spec.reads else ""
-    return ToolOutput(f"Timed out after {spec.timeout_s:g} s. Ask for less at once.", success=False, unread=unread)
+    text = f"Timed out after {spec.timeout_s:g} s. Ask for less at once."
+    return ToolOutput(text, success=False, unread=unread, unknown=spec.writes)
 
 
 def _cut(text: str, spec: ToolSpec) -> tuple[str, int]:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp_types import Tool as ListedTool
+from mcp_types import ToolAnnotations
 from support.foreign.origin_attacks import DESK, INBOX, Attack, Call, ObedientModel, PlayedAttack, run_obedient_model
-from support.foreign.servers import write_role
-from support.foreign.ways import LAB
+from support.foreign.origins import (
+    SEND,
+    TOOLS,
+    foreign_tool,
+    mails_of,
+    origins_after,
+    result,
+    send_mail,
+    start_guest,
+)
+from support.foreign.servers import stdio_server, write_role
+from support.foreign.ways import IBAN, LAB, PAY
+from support.model_server import Step
+from support.runtime import PRICED, hand_over, open_lab
 
+from ava_audit.events import ToolCall
 from ava_roles.errors import RoleFileError
+from ava_roles.mcp_client.server_tools import offered_tools
 from ava_roles.role import effect_words, parse_role
 
 TASK = "Sum up the last letter."
@@ -23,10 +38,6 @@ async def play(world: ObedientModel, says: str, *calls: Call, role: str = "clerk
     world.says = says
     *before, (last, args) = calls
     return await world.play(role, Attack("calls", "", last, args, INBOX, before, task))
-
-
-def acts_of(played: PlayedAttack) -> list[tuple[str | None, Sequence[Any]]]:
-    return [(tool, values) for tool, values in played.asked]
 
 
 async def test_a_call_without_values_is_asked_about_once_for_each_tool(tmp_path: Path) -> None:
@@ -42,6 +53,82 @@ async def test_a_call_without_values_is_asked_about_once_for_each_tool(tmp_path:
         assert (len(run.reached), len(run.asked)) == (3, 1)
         value = await play(world, "run", (EMPTY, {}), (f"{LAB}push", {"ref": "evil"}))
         assert value.asked[-1] == (f"{LAB}push", ({"argument": "ref", "value": "evil", "source": ""},))
+
+
+PAYMENT: Call = (f"{LAB}transfer", {"to": IBAN, "amount": 1250.5})
+
+
+async def test_an_equal_call_is_asked_about_after_each_that_was_made(tmp_path: Path) -> None:
+    other: Call = (f"{LAB}transfer", {"to": IBAN, "amount": 1250})
+    async with run_obedient_model(tmp_path) as world:
+        no = await play(world, "no", PAYMENT, PAYMENT, PAYMENT, task=PAY)
+        assert (len(no.reached), len(no.asked)) == (1, 1), "after a no, the same call is refused at once"
+        assert "the same call has been made before, and succeeded or may have, and the person does not" in no.answer
+        yes = await play(world, "yes", PAYMENT, PAYMENT, PAYMENT, task=PAY)
+        assert (len(yes.reached), len(yes.asked)) == (3, 2), "a yes is for one call"
+        run = await play(world, "run", PAYMENT, PAYMENT, PAYMENT, task=PAY)
+        assert (len(run.reached), len(run.asked)) == (3, 1)
+        two = await play(world, "no", PAYMENT, other, task=f"{PAY} Then 1,250 more.")
+        assert (len(two.reached), two.asked) == (2, []), "another amount is another call"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_equal"),
+    [
+        ({"to": IBAN, "amount": 1250.5}, {"amount": "1.250,50", "to": "DE89 3704 0044 0532 0130 00"}, True),
+        ({"to": ["a@b.c", "d@e.f"]}, {"to": ["D@e.f ", "<a@b.c>"]}, True),
+        ({"to": "Ann", "body": ""}, {"to": "ann", "how": "fast", "path": None}, True),
+        ({"to": "1,250"}, {"to": 1250}, True),
+        ({"to": "👍"}, {"to": "👍"}, True),
+        ({"how": "fast"}, {"how": "fast"}, True),
+        ({}, {}, True),
+        ({"to": "Ann"}, {"subject": "Ann"}, False),
+        ({"to": "Ann"}, {"to": "Bob"}, False),
+        ({"to": "Ann"}, {"to": ["Ann", "Ann"]}, False),
+        ({"to": 12}, {"to": 1.2}, False),
+        ({"to": "👍"}, {"to": "👎"}, False),
+        ({"how": "fast"}, {"how": "slow"}, False),
+        ({"to": list(range(200))}, {"to": list(range(199, -1, -1))}, True),
+        ({"to": list(range(200))}, {"to": list(range(1, 201))}, False),
+    ],
+)
+@pytest.mark.parametrize("ended", [True, None, False])
+def test_calls_are_equal_that_pass_the_same(
+    first: dict[str, Any], second: dict[str, Any], is_equal: bool, ended: bool | None
+) -> None:
+    """`ended`: the first one succeeded, has no known outcome, or failed."""
+    begun = ToolCall(tool=SEND, args=first, call_id="c")
+    origins = origins_after(begun, result(SEND, "", success=ended is True, unknown=ended is None))
+    reason = origins.act(TOOLS[SEND], second, [])
+    assert (reason == "again") is (is_equal and ended is not False)
+    assert (origins_after().act(TOOLS[SEND], second, [begun]) == "again") is is_equal, "it has just begun"
+
+
+def test_what_a_server_calls_idempotent_may_be_called_again() -> None:
+    begun = ToolCall(tool=SEND, args={"to": "Ann"}, call_id="c")
+    again = foreign_tool(SEND, writes=True, idempotent=True)
+    assert origins_after(begun, result(SEND, "")).act(again, {"to": "Ann"}, []) == ""
+    said, other = (
+        ListedTool(name="x", input_schema={"type": "object"}, annotations=each)
+        for each in (ToolAnnotations(idempotent_hint=True), None)
+    )
+    [offered], [silent] = offered_tools("lab", [said]), offered_tools("lab", [other])
+    assert offered.idempotent and not silent.idempotent
+    assert not silent.accepts_like(offered), "a server that takes its word back has changed the tool"
+
+
+async def test_a_call_without_a_known_outcome_may_have_been_made(tmp_path: Path) -> None:
+    write_role(tmp_path / "data", f"{SEND}, mcp__lab__inbox")
+    steps = iter([send_mail("bob@example.org"), send_mail("bob@example.org")])
+
+    def script(_request: dict[str, Any]) -> Step:
+        return next(steps, hand_over())
+
+    lost = f"{PRICED}\n[limits]\nquestion_wait_s = 1\n{stdio_server('good', 'mail', 'dies')}"
+    async with open_lab(tmp_path, script, config=lost) as lab:
+        first, second = await mails_of(lab, await start_guest(lab))
+        assert first.unknown and "What it did with this call is not known" in first.output
+        assert second.output.startswith("Refused: the same call has been made before")
 
 
 async def test_a_question_about_a_call_shows_what_it_passes_and_that_run_is_an_answer(tmp_path: Path) -> None:
