@@ -436,8 +436,12 @@ class MoneyAwaited(Fact):
         return "waits for money no longer" if self.over else f"waits for money in {self.scope}"
 
 
-ActReason = Literal["", "again", "no_values"]
-"""Why a person is asked about a call itself: an equal one succeeded or may have, or it passes nothing to compare."""
+ActReason = Literal["", "role", "destroys", "again", "no_values"]
+"""Why a person is asked about a call itself.
+
+Its role or its server wants that (the server by saying that the tool destroys something), an equal one succeeded or may
+have, or it passes nothing that could be compared with what they approved.
+"""
 
 
 class Asked(Fact):

@@ -230,7 +230,9 @@ TASK = "task"
 """A value may come only from what was approved."""
 ALLOW = "allow"
 """No call of this tool is asked about for what it does; its values still are."""
-ACTS = (ALLOW,)
+ASK = "ask"
+"""Each call of this tool is asked about, whatever its values."""
+ACTS = (ALLOW, ASK)
 """What a line for a whole tool may say of its calls, besides where values may come from."""
 _EFFECT = re.compile(r"mcp__[A-Za-z0-9_-]{1,200}(\.[A-Za-z0-9_.-]{1,200})?")
 
@@ -238,7 +240,7 @@ _EFFECT = re.compile(r"mcp__[A-Za-z0-9_-]{1,200}(\.[A-Za-z0-9_.-]{1,200})?")
 def _effects(value: Any) -> dict[str, tuple[str, ...]]:
     fault = ValueError(
         f"must be lines of `mcp__server__tool.argument: {ANY}`, `{TASK}`, or mcp__server__tool.field;"
-        f" a line without an argument may say `{ALLOW}`, too"
+        f" a line without an argument may say `{ASK}` or `{ALLOW}`, too"
     )
     if not isinstance(value, dict):
         raise fault
@@ -248,7 +250,7 @@ def _effects(value: Any) -> dict[str, tuple[str, ...]]:
     for name, sources in effects.items():
         words = (ANY, TASK) if "." in name else (ANY, TASK, *ACTS)
         tools = [name, *(source for source in sources if source not in words)]
-        if not all(map(_EFFECT.fullmatch, tools)):
+        if not all(map(_EFFECT.fullmatch, tools)) or set(ACTS) <= set(sources):
             raise fault
     return effects
 
@@ -331,8 +333,8 @@ class Role(_Keys):
         secrets: Names of the secrets that its tool calls may use.
         effects: Where the arguments of other servers' tools that change or send something may come from, besides the
             task, its context and the person's answers: `any`, or tools that only read, `mcp__contacts__find.email` for
-            one field of their results. `mcp__mail__send.to` names one argument, `mcp__mail__send` all others. `allow`
-            for a whole tool: no call of it is asked about for what it does, only for its values.
+            one field of their results. `mcp__mail__send.to` names one argument, `mcp__mail__send` all others. For a
+            whole tool, `ask` has the person asked before each call, and `allow` only about its values.
         plan: A run plans before it works, unless the call says `plan: false`.
         extended_thinking: The model thinks before it answers.
         questions: How many questions a run may ask the person, 0 to 10.
@@ -429,6 +431,8 @@ def effect_words(effects: Mapping[str, Sequence[str]]) -> str:
             others.append(f"{what} may also come from {' and '.join(sources)}")
         if ALLOW in words:
             others.append(f"calls of {what} are not asked about for what they do")
+        if ASK in words:
+            others.append(f"you are asked before each call of {what}")
     if not others:
         return f"{sentence}."
     exceptions = ", ".join(others).replace(f"from {ANY}", "from anywhere")

@@ -79,6 +79,7 @@ class ToolSpec:
     # Writes files that are handed over with the result, and changes nothing else. Implies `writes`.
     artifacts: bool = False
     writes: bool = False  # changes something that outlives the run
+    destroys: bool = False  # it can destroy something; says the server of another one's tool
     idempotent: bool = False  # an equal call again changes nothing more; says the server of another one's tool
     program: bool = False  # is provided by a program that is started for the run, so the run needs a sandbox
     # The JSON schema of the arguments of another MCP server's tool, which that server checks; None for a tool of Ava's

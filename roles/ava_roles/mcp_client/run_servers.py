@@ -278,6 +278,7 @@ class McpTool:
             timeout_s=TIMEOUT_S,
             network=network,
             writes=offered.changes,
+            destroys=offered.destroys,
             idempotent=offered.idempotent,
             program=program,
             foreign=offered.parameters,

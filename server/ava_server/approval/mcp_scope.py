@@ -160,6 +160,7 @@ class McpScope:
                 description=tool.description,
                 parameters=dict(tool.parameters),
                 changes=tool.changes,
+                destroys=tool.destroys,
                 idempotent=tool.idempotent,
             )
         return uses

@@ -51,8 +51,9 @@ def _covered(config: RunConfig) -> dict[str, Any]:
     covered = config.model_dump(mode="json", exclude=_ESTIMATES | unchanged)
     for use in covered["foreign"].values():
         for tool in use["tools"].values():
-            if not tool["idempotent"]:
-                del tool["idempotent"]
+            for newer_field in ("destroys", "idempotent"):
+                if not tool[newer_field]:
+                    del tool[newer_field]
     if config.search_call is not None and not config.search_call.key_command:
         del covered["search_call"]["key_command"]
     if config.steps:

@@ -33,11 +33,14 @@ class ForeignDefinition(BaseModel, frozen=True, extra="ignore"):
     description: str
     parameters: dict[str, Any]
     changes: bool  # it can change things
+    destroys: bool = False  # it can destroy something
     idempotent: bool = False  # an equal call again changes nothing more
 
     def offered(self, name: str) -> OfferedTool:
         """Return the tool in the form in which a server offers it, to compare the two."""
-        return OfferedTool(name, self.tool, self.description, self.parameters, self.changes, self.idempotent)
+        return OfferedTool(
+            name, self.tool, self.description, self.parameters, self.changes, self.destroys, self.idempotent
+        )
 
 
 class ForeignUse(BaseModel, frozen=True, extra="ignore"):

@@ -69,6 +69,8 @@ _HOW_TO_ALLOW_ACT = (
     " task are still asked about); anything else does not."
 )
 _ACTS: Mapping[ActReason, str] = {
+    "role": "Its role has you asked before each call of it.",
+    "destroys": "Its server says that it can destroy something.",
     "again": "It has made the same call before, which succeeded or may have.",
     "no_values": "Nothing that it passes can be compared with your task.",
 }

@@ -26,6 +26,8 @@ class Act:
 
     Attributes:
         changes: The server does not say that the tool only reads.
+        destroys: It says that the tool can destroy something.
+        role_asks: A line of the role has a person asked about each.
         role_allows: A line of the role allows its calls.
         allowed_for_run: A person has allowed all its calls in this run.
         allowed_without_values: A person has allowed a call of it that passed nothing to compare.
@@ -35,8 +37,10 @@ class Act:
     """
 
     changes: bool
+    destroys: bool
     idempotent: bool
     repeated: bool
+    role_asks: bool
     role_allows: bool
     allowed_for_run: bool
     allowed_without_values: bool
@@ -49,15 +53,21 @@ def reason_to_ask(act: Act) -> ActReason:
     | the first line that holds decides                              | asked         |
     |----------------------------------------------------------------|---------------|
     | a line of the role, or a person for this run, allows its calls | no            |
+    | a line of the role wants it                                    | each time     |
     | its server says that it only reads                             | no            |
+    | its server says that it can destroy something                  | each time     |
     | an equal call succeeded or may have, and is not idempotent     | each time     |
     | the call passes nothing that could be compared                 | once in a run |
     | any other                                                      | no            |
     """
     if act.role_allows or act.allowed_for_run:
         return ""
+    if act.role_asks:
+        return "role"
     if not act.changes:
         return ""
+    if act.destroys:
+        return "destroys"
     if act.repeated and not act.idempotent:
         return "again"
     if not act.compared and not act.allowed_without_values:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from ava_roles.role import ALLOW, ANY
+from ava_roles.role import ALLOW, ANY, ASK
 from ava_roles.tools.run import READ_SKILL, READ_SUBAGENT_RESULT
 from ava_roles.wrap import clean, one_line
 from ava_server.core.threads import compute_alone
@@ -63,7 +63,7 @@ class Origins:
         self._history = history
         self._effects = effects
         self._specs = specs
-        self._has_rules = any(sources != (ALLOW,) for sources in effects.values())
+        self._has_rules = any(words not in ((ALLOW,), (ASK,)) for words in effects.values())
         self._reads_private = any(map(_reads_private, specs.values()))
         self._texts: list[str] = []
         self._counted = 0
@@ -107,7 +107,7 @@ class Origins:
 
     def judges_act(self, tool: Tool) -> bool:
         """Tell whether a call of a tool may have to be allowed whatever its values."""
-        return tool.spec.foreign is not None and tool.spec.writes
+        return tool.spec.foreign is not None and (tool.spec.writes or ASK in self._words_for(tool.spec))
 
     def act(self, tool: Tool, args: Mapping[str, Any], others: Iterable[ToolCall]) -> ActReason:
         """Return why a person has to allow a call itself, whatever its values; empty if they do not.
@@ -122,14 +122,20 @@ class Origins:
         return reason_to_ask(
             Act(
                 changes=spec.writes,
+                destroys=spec.destroys,
                 idempotent=spec.idempotent,
                 repeated=self._is_repeated(spec, args, others),
-                role_allows=ALLOW in self._effects.get(spec.name, ()),
+                role_asks=ASK in self._words_for(spec),
+                role_allows=ALLOW in self._words_for(spec),
                 allowed_for_run=history.is_allowed_for_run(spec.name),
                 allowed_without_values=any(each.tool == spec.name and each.act == "no_values" for each in allowed),
                 compared=any(True for _each in self._compared_values(spec, args)),
             )
         )
+
+    def _words_for(self, spec: ToolSpec) -> tuple[str, ...]:
+        """Return what the role says of all calls of a tool."""
+        return self._effects.get(spec.name, ())
 
     def _is_repeated(self, spec: ToolSpec, args: Mapping[str, Any], others: Iterable[ToolCall]) -> bool:
         """Tell whether an equal call has succeeded, or may have."""
@@ -186,7 +192,7 @@ class Origins:
         """Yield the values of a call that may not come from anywhere, each with its argument and the rule for that."""
         own_words = values_in_schema(spec.foreign)
         for name, leaf in values_of_call(spec, args):
-            rule = self._effects.get(f"{spec.name}.{name}", self._effects.get(spec.name, ()))
+            rule = self._effects.get(f"{spec.name}.{name}", self._words_for(spec))
             if ANY not in rule and not is_free(leaf) and leaf not in own_words:
                 yield name, leaf, rule
 

@@ -72,6 +72,8 @@ ENDED_BECAUSE: Mapping[str, str] = {
 
 
 REFUSED_ACTS: Mapping[ActReason, str] = {
+    "role": "the role has a person asked before each call of this tool",
+    "destroys": "the tool can destroy something",
     "again": "the same call has been made before, and succeeded or may have",
     "no_values": "this call changes something, and nothing that it passes can be compared with the task",
 }

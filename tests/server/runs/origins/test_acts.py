@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from ava_audit.events import ToolCall
 from ava_roles.errors import RoleFileError
 from ava_roles.mcp_client.server_tools import offered_tools
 from ava_roles.role import effect_words, parse_role
+from ava_server.runs.origins.acts import Act, reason_to_ask
 
 TASK = "Sum up the last letter."
 EMPTY, SHARE_ALL = f"{LAB}empty_trash", f"{LAB}share_all"
@@ -152,15 +154,71 @@ async def test_a_line_of_the_role_allows_calls_and_no_values(tmp_path: Path) -> 
         assert (len(allowed.reached), allowed.asked) == (2, [])
         value = await play(world, "no", (f"{LAB}push", {"ref": "evil"}), role="guest")
         assert (value.reached, len(value.asked)) == ([], 1)
-    assert effect_words({EMPTY: ("allow",), "mcp__lab__push": ("allow", "any")}) == (
+    assert effect_words({EMPTY: ("allow",), "mcp__lab__push": ("ask", "any")}) == (
         "What it changes or sends there comes from your task, or you are asked; calls of mcp__lab__empty_trash are not"
-        " asked about for what they do, mcp__lab__push may also come from anywhere, calls of mcp__lab__push are not"
-        " asked about for what they do."
+        " asked about for what they do, mcp__lab__push may also come from anywhere, you are asked before each call of"
+        " mcp__lab__push."
     )
 
 
-@pytest.mark.parametrize("line", ["mcp__lab__push.ref: allow", "mcp__lab__push: always"])
+async def test_each_call_is_asked_about_where_the_role_or_the_server_wants_that(tmp_path: Path) -> None:
+    tools = ", ".join(f"{LAB}{tool}" for tool in DESK)
+    delete: Call = (f"{LAB}delete_note", {"id": "n-1"})
+    read: Call = (f"{LAB}read_note", {"id": "n-1"})
+    async with run_obedient_model(tmp_path) as world:
+        server = await play(world, "yes", delete, (f"{LAB}delete_note", {"id": "n-2"}), task="Delete n-1 and n-2.")
+        assert (len(server.reached), len(server.asked)) == (2, 2)
+        run = await play(world, "run", delete, (f"{LAB}delete_note", {"id": "n-2"}), task="Delete n-1 and n-2.")
+        assert (len(run.reached), len(run.asked)) == (2, 1)
+        no = await play(world, "no", delete, (f"{LAB}delete_note", {"id": "N-1"}), delete, task="Read n-1.")
+        assert (no.reached, len(no.asked)) == ([], 2), "each other call is asked about, and none twice"
+        write_role(world.lab.root, tools, f"effects:\n  {LAB}share: ask\n  {LAB}read_note: ask\n", "strict")
+        role = await play(world, "yes", (f"{LAB}share", {"id": "n-1"}), read, role="strict", task="Share n-1.")
+        assert (len(role.reached), [tool for tool, _values in role.asked]) == (1, [f"{LAB}share", f"{LAB}read_note"])
+        write_role(world.lab.root, tools, f"effects:\n  {LAB}delete_note: allow\n", "loose")
+        allowed = await play(world, "no", delete, role="loose", task="Delete n-1.")
+        assert (len(allowed.reached), allowed.asked) == (1, [])
+
+
+def test_the_first_line_that_holds_decides() -> None:
+    """Each flag alone, beside a call that nothing else is said of; and the order in which they count."""
+    plain = Act(**dict.fromkeys(Act.__dataclass_fields__, False))
+    values = replace(plain, changes=True, compared=True)
+    assert reason_to_ask(plain) == reason_to_ask(values) == ""
+    assert reason_to_ask(replace(values, compared=False)) == "no_values"
+    assert reason_to_ask(replace(values, compared=False, allowed_without_values=True)) == ""
+    assert reason_to_ask(replace(values, repeated=True)) == "again"
+    assert reason_to_ask(replace(values, repeated=True, idempotent=True)) == ""
+    assert reason_to_ask(replace(values, destroys=True, repeated=True, idempotent=True)) == "destroys"
+    assert reason_to_ask(replace(plain, role_asks=True)) == reason_to_ask(replace(values, role_asks=True)) == "role"
+    everything = replace(values, compared=False, repeated=True, destroys=True, role_asks=True)
+    assert reason_to_ask(everything) == "role"
+    assert reason_to_ask(replace(everything, role_allows=True)) == ""
+    assert reason_to_ask(replace(everything, allowed_for_run=True)) == ""
+
+
+def test_a_server_says_that_a_tool_destroys_only_where_it_writes_that_out() -> None:
+    hints = [
+        None,
+        ToolAnnotations(),
+        ToolAnnotations(destructive_hint=False),
+        ToolAnnotations(destructive_hint=True),
+        ToolAnnotations(read_only_hint=True),
+        ToolAnnotations(read_only_hint=True, destructive_hint=True),
+    ]
+    listed = [
+        ListedTool(name=f"t{number}", input_schema={"type": "object"}, annotations=each)
+        for number, each in enumerate(hints)
+    ]
+    offered = [(each.changes, each.destroys) for each in offered_tools("lab", listed)]
+    assert offered == [(True, False)] * 3 + [(True, True), (False, False), (True, True)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["mcp__lab__push.ref: allow", "mcp__lab__push.ref: ask", "mcp__lab__push: always", "mcp__lab__push: ask, allow"],
+)
 def test_a_role_file_says_what_a_line_may_be(line: str) -> None:
     text = f"---\ndescription: x\ntools: [mcp__lab__push]\neffects:\n  {line}\n---\nDo it.\n"
-    with pytest.raises(RoleFileError, match="a line without an argument may say `allow`, too"):
+    with pytest.raises(RoleFileError, match="a line without an argument may say `ask` or `allow`, too"):
         parse_role(text, "guest.md", "guest")
