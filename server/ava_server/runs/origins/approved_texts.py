@@ -16,7 +16,7 @@ from typing import Any
 from ava_roles.texts.passages import filler_words
 from ava_roles.wrap import clean
 from ava_server.runs.origins.call_values import is_free
-from ava_server.runs.origins.compared_text import plain_text, split_unspaced, stands_in, words_of
+from ava_server.runs.origins.compared_text import plain_text, split_unspaced, stands_in, words_of_value
 
 MANY_WORDS = 8
 """From more words on, those that stand alone in approved texts are collected once."""
@@ -63,7 +63,7 @@ class ApprovedTexts:
             return True
         if self._has_grouped(plain):
             return True
-        words = words_of(plain) - filler_words()
+        words = words_of_value(plain) - filler_words()
         if not words:  # "everything" says little, and means much
             return False
         if len(words) > MANY_WORDS:

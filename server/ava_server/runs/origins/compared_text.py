@@ -34,6 +34,19 @@ def words_of(plain: str) -> set[str]:
     return {word.strip(_AROUND) for word in _SPLIT.split(plain)} - {""}
 
 
+def words_of_value(plain: str) -> set[str]:
+    """Return the words of a value with all signs around them: `:main` is another branch than `main`, or none.
+
+    A sign that separates words is a part of the word beside it where it begins or ends the value.
+    """
+    words = _SPLIT.split(plain)
+    if not words[-1]:
+        words[-2:] = [plain[plain.rindex(words[-2]) :]]
+    if not words[0]:
+        words[:2] = [plain[: plain.index(words[1]) + len(words[1])]]
+    return set(words)
+
+
 def split_unspaced(text: str) -> str:
     """Return a text with line ends in place of scripts without spaces."""
     return text if text.isascii() else _GLUED.sub("\n", text)

@@ -60,6 +60,26 @@ def test_a_value_from_elsewhere_or_rewritten_is_not(value: Any, source: str) -> 
     assert doubts_of(origins_after(INBOX), to=value) == [("to", source)]
 
 
+SIGNS = "Push main then 'Q3 (final)'; write to bob@example.org today."
+
+
+@pytest.mark.parametrize("value", ["main", "Q3 (final)", "Q3", "(final)", "Q3 main", "main, Q3", "bob@example.org"])
+def test_signs_at_the_end_of_a_word_of_the_task_are_no_part_of_it(value: str) -> None:
+    assert doubts_of(origins_after(INBOX, task=SIGNS), to=value) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ":main", "main:", "main.", "main,", ",main", ";main", "main;", "main |", "|main", "(main)", "'main'", "`main`",
+        "<bob@example.org>", "bob@example.org.", "main!", "!main", "main?", "..main", "main..", "main：", "。main",
+        "Q3 main;", "Q3, (main)", ", ; main", "「main」", "main…", "Q3 :main", "[main]", "{main}",
+    ],
+)  # fmt: skip
+def test_signs_around_a_value_are_a_part_of_it(value: str) -> None:
+    assert [argument for argument, _source in doubts_of(origins_after(INBOX, task=SIGNS), to=value)] == ["to"]
+
+
 def test_a_value_split_over_two_results_is_not_approved() -> None:
     parts = (result("mcp__lab__inbox", "mallory@"), result("mcp__lab__contacts", "evil.example"))
     assert doubts_of(origins_after(*parts), to=EVIL) == [("to", "")]
