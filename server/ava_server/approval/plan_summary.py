@@ -14,8 +14,10 @@ from pydantic import BaseModel
 
 from ava_audit.units import US_PER_S, counted, format_duration, format_usd, minutes, now_us
 from ava_roles.tool import ToolSpec
+from ava_roles.wrap import list_names
 from ava_server.approval.plain_text import TASK_CHARS, named_path, one_line, plain_line, quoted, task_excerpt
 from ava_server.approval.reach import RunReach, reach, reaches_out, sees_files
+from ava_server.approval.steps import ITEM, references, unfilled
 from ava_server.approval.summary import (
     ATTENTION,
     PROJECT,
@@ -32,6 +34,7 @@ from ava_server.approval.summary import (
     reach_rows,
 )
 from ava_server.core.ids import IN_PROCESS
+from ava_server.core.names import named
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import RunConfig, StepConfig
 from ava_server.run_config.run_cap import caps_text
@@ -155,7 +158,7 @@ def plan_rows(config: RunConfig, brief: Brief, day: DayLeft, client: str = "") -
         ("Where", _copy_lines(config)),
         ("Who asked", client_lines(client, brief)),
         ("How much", _done_lines(config)),
-        (ATTENTION, _attention(config, day)),
+        (ATTENTION, _attention(config, brief, day)),
         ("Done before", reused_lines(config, now_us())),
         (STEPS, step_rows(config, brief)),
         *_step_topics(config, brief).items(),
@@ -310,7 +313,7 @@ def reused_lines(config: RunConfig, now_us: int) -> list[str]:
     return lines
 
 
-def _attention(config: RunConfig, day: DayLeft) -> Iterator[str]:
+def _attention(config: RunConfig, brief: Brief, day: DayLeft) -> Iterator[str]:
     steps_by_line: dict[str, list[str]] = {}
     for step in config.steps:
         for line in attention_lines(step.config):
@@ -324,8 +327,35 @@ def _attention(config: RunConfig, day: DayLeft) -> Iterator[str]:
                 " there first, or drop it."
             )
     yield from _flows(config)
+    yield from _unfilled_lines(config, brief)
     if not config.free and day.micros < config.max_cost_micros:
         yield f"Only {day.words}, less than the plan's cost cap."
+
+
+def _unfilled_lines(config: RunConfig, brief: Brief) -> Iterator[str]:
+    """Yield a sentence for each step whose task or context has `{{…}}` in which nothing is filled in."""
+    ids = {step.id for step in config.steps}
+    for step in config.steps:
+        if step.run:  # a task that was proposed by itself is no template
+            continue
+        own = brief.of_step(step.id)
+        in_task = unfilled(own.task, step.inputs)
+        if in_task:
+            yield (
+                f"In the task of {named('step', step.id)}, this names no step and stays as it is written:"
+                f" {_list_texts(in_task)}."
+            )
+        in_context = [source for source in references(own.context or "") if source.step in (ITEM, *ids)]
+        if in_context:
+            texts = [f"{{{{{source.text}}}}}" for source in in_context]
+            yield (
+                f"In the context of {named('step', step.id)}, this stays as it is written, for only tasks are filled"
+                f" in: {_list_texts(texts)}."
+            )
+
+
+def _list_texts(texts: Sequence[str]) -> str:
+    return list_names([quoted(text, NAME_CHARS) for text in texts], MOST_IN_ROW)
 
 
 def _flows(config: RunConfig) -> Iterator[str]:

@@ -3,6 +3,9 @@
 A step is a flat object: the arguments of one subagent, an `id`, and what it waits for. `{{id}}` and `{{id.field}}` in
 its task bring the result of an earlier step; `foreach` runs it once for each item of a list. Both are edges, and
 `after` adds edges without input. What is wrong is said of all steps together, each time with what to write instead.
+
+Tasks may be about other programs' templates, so `{{…}}` that means no step stays as it is written. What means a step
+in another form is refused: the run would go without its input, and cost money. `{{{{` writes two braces.
 """
 
 from __future__ import annotations
@@ -10,16 +13,19 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from ava_roles.wrap import clean
 from ava_server.approval.host_habits import DEEPEST, read_habits
 from ava_server.approval.requests import PlanArgs, RunArgs, SpawnArgs, WholeNumber, sentence_of, show_value
 from ava_server.core.errors import BadInput
+from ava_server.core.ids import nearest
+from ava_server.core.names import named, quote_name
 from ava_server.models.json_text import deeper_than
 from ava_server.run_config.config import IfFails, StepInput
 
@@ -35,10 +41,22 @@ MOST_FAULTS = 10
 ITEM = "item"
 """What `{{item}}` in a task stands for: one item of the list that `foreach` goes through."""
 _ID = re.compile(r"[a-z0-9_]{1,30}")
-_REFERENCE = re.compile(r"\{\{\s*([a-z0-9_]{1,30})(?:\.([^\s{}.]{1,100}))?\s*\}\}")
 _SOURCE = re.compile(r"([a-z0-9_]{1,30})(?:\.([^\s{}.]{1,100}))?")
-_FIXED = ("role", "model", "runner", "system_prompt", "context", "tools", "blocked_tools", "namespace", "verify",
-          "workspace")  # fmt: skip
+_FILTER_SIGNS = frozenset("|()[]\"'`,;=?!")
+"""Signs of other programs' templates, as in `{{find|json}}`: such a field has to be declared."""
+_BRACES = re.compile(
+    r"(?P<escape>\{\{\{\{)"
+    r"|\{\{(?!\{)(?P<inner>(?:(?!\{\{).)*?)\}\}"
+    r"|(?P<unclosed>\{\{)(?!\{)"
+    r"|\$\{\s*(?P<dollar>[a-z0-9_]{1,30})(?:\.[^\s{}]{1,100})?\s*\}"
+    r"|\{(?P<single>[a-z0-9_]{1,30})(?:\.[^\s{}]{1,100})?\}",
+    re.DOTALL,
+)
+"""Braces in a task: two that are escaped, those with something between them, those without an end, and other forms."""
+_NAME = re.compile(r"\w[\w-]*")
+_LIKE_AN_ID = 0.8
+"""How similar a name has to be to an id, from 0 to 1, to be taken for a misspelt one."""
+_FIXED = ("role", "model", "runner", "system_prompt", "tools", "blocked_tools", "namespace", "verify", "workspace")
 """The arguments of a step in which no result of another step may stand: they decide what it may do."""
 
 
@@ -99,15 +117,52 @@ def with_plain_steps(arguments: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, "steps": parsed}
 
 
-def references(task: str) -> tuple[StepInput, ...]:
-    """Return what a task refers to with `{{…}}`, each once, in the order of the text. `item` is a step's own item."""
-    sources = [StepInput(step=match[1], field=match[2]) for match in _REFERENCE.finditer(task)]
-    return tuple(dict.fromkeys(sources))
+def references(text: str) -> tuple[StepInput, ...]:
+    """Return each `{{…}}` that has the form of a reference once, in the order of the text, whatever it names."""
+    sources: dict[StepInput, None] = {}
+    for match in _BRACES.finditer(text):
+        source = _source_in(match)
+        if source is not None:
+            sources[source] = None
+    return tuple(sources)
 
 
 def replace_references(task: str, names: Mapping[StepInput, str]) -> str:
-    """Return a task with each reference replaced by its name."""
-    return _REFERENCE.sub(lambda match: names[StepInput(step=match[1], field=match[2])], task)
+    """Return a task with each reference that has a name replaced by it, and `{{` for each `{{{{`."""
+
+    def replacement(match: re.Match[str]) -> str:
+        if match["escape"] is not None:
+            return "{{"
+        source = _source_in(match)
+        if source is None:
+            return match[0]
+        return names.get(source, match[0])
+
+    return _BRACES.sub(replacement, task)
+
+
+def escape_braces(text: str) -> str:
+    """Return a text as the task of a step that brings nothing and is given these words."""
+    return text.replace("{{", "{{{{")
+
+
+def unfilled(task: str, inputs: Collection[StepInput]) -> list[str]:
+    """Return each `{{…}}` of a task that stays as it is written, in the order of the text."""
+    left: dict[str, None] = {}
+    for match in _BRACES.finditer(task):
+        if match["inner"] is not None and _source_in(match) not in inputs:
+            left[match[0]] = None
+    return list(left)
+
+
+def _source_in(match: re.Match[str]) -> StepInput | None:
+    """Return what stands between two braces as a reference; None if it has another form."""
+    if match["inner"] is None:
+        return None
+    source = _SOURCE.fullmatch(match["inner"].strip())
+    if source is None:
+        return None
+    return StepInput(step=source[1], field=source[2])
 
 
 def read_steps(given: Any, defaults: Mapping[str, Any]) -> tuple[PlannedStep, ...]:
@@ -253,18 +308,12 @@ def _plan_step(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFaults
         if _has_reference(getattr(step, field), by_id):
             faults.add(step.id, f"{field}: a result of another step may stand in task alone; write plain text here")
     foreach = _foreach_of(step, by_id, faults)
-    inputs = references(step.task)
+    inputs = _inputs_of(step, by_id, faults)
     if len(inputs) > MOST_REFERENCES:
         faults.add(
             step.id,
             f"task: {len(inputs):,} references, at most {MOST_REFERENCES} are allowed; write {{{{id}}}} for all",
         )
-    for source in inputs:
-        if source.step == ITEM:
-            if step.foreach is None:
-                faults.add(step.id, "{{item}} is for a step with foreach; add it, or write the id of a step")
-        else:
-            _check_source(step.id, f"{{{{{source.text}}}}}", source, by_id, faults)
     needed = {source.step for source in inputs if source.step != ITEM}
     if foreach is not None:
         needed.add(foreach.step)
@@ -284,6 +333,102 @@ def _plan_step(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFaults
         needs=tuple(name for name in by_id if name in needed),
         if_fails=step.if_fails,
     )
+
+
+def _inputs_of(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFaults) -> tuple[StepInput, ...]:
+    """Return what a task brings, each once. What means a step, and has not the form for it, is a fault."""
+    inputs: dict[StepInput, None] = {}
+    wrong: dict[str, None] = {}  # each fault once
+    for match in _BRACES.finditer(step.task):
+        source = _source_in(match)
+        if source is not None and (source.step == ITEM or source.step in by_id or source.step in faults.unread):
+            inputs[source] = None
+            continue
+        fault = _fault_of_braces(match, step, by_id)
+        if fault:
+            wrong[fault] = None
+    for fault in wrong:
+        faults.add(step.id, f"task: {fault}")
+    for source in inputs:
+        if source.step != ITEM:
+            _check_source(step.id, f"{{{{{source.text}}}}}", source, by_id, faults)
+        elif step.foreach is None:
+            faults.add(
+                step.id,
+                f"{{{{{source.text}}}}} is for a step with foreach; add it, or write the id of a step, or {_ESCAPE}",
+            )
+        elif _has_filter(source):
+            faults.add(step.id, f"task: {_wrong_form(source.text, ITEM, step, by_id)}")
+    return tuple(inputs)
+
+
+_ESCAPE = "{{{{ for two braces"
+
+
+def _fault_of_braces(match: re.Match[str], step: StepArgs, by_id: Mapping[str, StepArgs]) -> str:
+    """Return what is wrong with braces that are no reference; empty where they mean no step."""
+    if match["escape"] is not None:
+        return ""
+    if match["unclosed"] is not None:
+        after = match.string[match.start() : match.start() + 40]
+        return f"{show_value(after)}: {{{{ stands there without }}}}; close it, or write {_ESCAPE}"
+    names = list(by_id)
+    if step.foreach is not None:
+        names.append(ITEM)
+    single = match["dollar"] or match["single"]
+    if single is not None:
+        if single not in names:
+            return ""
+        return (
+            f"{show_value(match[0])} brings nothing; write {_forms(single, step, by_id)}, or put these words into"
+            " context, where nothing is filled in"
+        )
+    name = _first_name(match["inner"], names)
+    known = {each.casefold(): each for each in names}.get(name.casefold())
+    if known is not None:
+        return _wrong_form(match["inner"], known, step, by_id)
+    meant = nearest(name, names, _LIKE_AN_ID)
+    if meant is None:
+        return ""
+    return (
+        f"{show_value(match[0])}: there is no step {quote_name(name)}; did you mean {{{{{meant}}}}}? If not, write"
+        f" {_ESCAPE}"
+    )
+
+
+def _first_name(inner: str, known: Collection[str]) -> str:
+    """Return the first name between two braces, without `steps.` before it; empty where there is none."""
+    names = _NAME.finditer(clean(inner)[0])
+    first = next(names, None)
+    if first is None:
+        return ""
+    if first[0].casefold() in ("steps", "step") and first[0] not in known:
+        second = next(names, None)
+        if second is not None and not first.string[first.end() : second.start()].isspace():
+            return second[0].rstrip("-")
+    return first[0].rstrip("-")
+
+
+def _wrong_form(inner: str, name: str, step: StepArgs, by_id: Mapping[str, StepArgs]) -> str:
+    shown = show_value(f"{{{{{inner}}}}}")
+    return f"{shown} brings nothing; write {_forms(name, step, by_id)}, or {_ESCAPE}"
+
+
+def _forms(name: str, step: StepArgs, by_id: Mapping[str, StepArgs]) -> str:
+    """Return how the task of a step brings another step's result, and a field of it where it declares some."""
+    if name == ITEM:
+        return "{{item}} for the item, or {{item.name}} for a field of it"
+    if name == step.id:
+        return "the id of another step, because a step cannot wait for itself"
+    whole = f"{{{{{name}}}}} for the result of {named('step', name)}"
+    for field in _fields_of(by_id[name]):
+        if _SOURCE.fullmatch(f"{name}.{field}"):
+            return f"{whole}, or {{{{{name}.{field}}}}} for a field of it"
+    return whole
+
+
+def _has_filter(source: StepInput) -> bool:
+    return source.field is not None and not _FILTER_SIGNS.isdisjoint(source.field)
 
 
 def _has_reference(value: Any, by_id: Mapping[str, StepArgs]) -> bool:
@@ -351,6 +496,9 @@ def _check_source(step: str, where: str, source: StepInput, by_id: Mapping[str, 
         faults.add(
             step, f"{where}: the output_schema of {source.step} has no {source.field}; {_near(source.field, declared)}"
         )
+        return False
+    if not declared and _has_filter(source):
+        faults.add(step, f"{where}: {_wrong_form(source.text, source.step, by_id[step], by_id)}")
         return False
     return True
 

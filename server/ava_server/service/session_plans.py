@@ -20,7 +20,7 @@ from ava_server.approval.requests import PlanArgs, read_context_runs
 from ava_server.approval.resolve import resolve_run_config
 from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.resolve_plan import KnownWork, ResolvedStep, earlier_of, resolve_plan
-from ava_server.approval.steps import PlannedStep, StepFaults
+from ava_server.approval.steps import PlannedStep, StepFaults, escape_braces
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
 from ava_server.core.ids import label
 from ava_server.run_config.brief import Brief
@@ -107,12 +107,6 @@ class PlanResolver(Operations):
         if brief is None:
             raise BadInput(f"retry_of: the texts of {label(run)} were erased; propose the steps again")
         config = config_of(run.config)
-        for step in config.steps:  # the task of a proposal is not a template
-            if step.run and "{{" in brief.of_step(step.id).task:
-                raise BadInput(
-                    f"retry_of: the task of {step.run} has {{{{, which would name another step of a plan; propose that"
-                    f' run again by itself, with retry_of "{step.run}"'
-                )
         steps = [_arguments_of(step, brief.of_step(step.id)) for step in config.steps]
         arguments = {name: value for name, value in config.asked.items() if name not in ("task_id", "reuse_s")}
         return {**arguments, "steps": steps}
@@ -273,6 +267,8 @@ def _arguments_of(step: StepConfig, brief: Brief) -> dict[str, Any]:
     """Return the arguments of a step as a call gives them."""
     arguments = {name: value for name, value in step.config.asked.items() if name not in ("name", "task_id")}
     arguments |= brief.model_dump(exclude_none=True, include={"task", "context", "system_prompt"})
+    if step.run:  # the task of a proposal is not a template
+        arguments["task"] = escape_braces(brief.task)
     arguments |= {"id": step.id, "if_fails": step.if_fails}
     if step.needs:
         arguments["after"] = list(step.needs)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.runs import plans
-from support.runtime import PRICED, open_lab
+from support.runtime import PRICED, open_lab, submit
 
-from ava_server.approval.steps import read_steps
+from ava_server.approval.steps import read_steps, replace_references
 from ava_server.core.errors import BadInput
 
 
@@ -39,7 +40,7 @@ def test_faults_of_steps_are_named_at_once_with_what_to_write() -> None:
     for said in (
         "step number 1: 'Find' is not an id; give 1 to 30 of a-z, 0-9 and _",
         "step read: verify: a result of another step may stand in task alone",
-        "step read: {{fnd}}: there is no step 'fnd'; did you mean find?",
+        "step read: task: '{{fnd}}': there is no step \"fnd\"; did you mean {{find}}?",
         "step read: {{item}} is for a step with foreach",
         "step read: after: a step cannot wait for itself",
         "step all: task: 60 references, at most 50 are allowed",
@@ -63,3 +64,83 @@ def test_faults_of_steps_are_named_at_once_with_what_to_write() -> None:
 def test_refuses_steps_that_no_plan_can_have(steps: Any, said: str) -> None:
     with pytest.raises(BadInput, match=re.escape(said)):
         read_steps(steps, {})
+
+
+FORMS_THAT_BRING_NOTHING = (
+    "{{find.items.first}}", "{{Find}}", "{{ FIND.items }}", "{{steps.find.output}}", "{{ Steps.find }}",
+    "{{find|json}}", "{{find.items|json}}", "{{find.items[0]}}", "{{ steps['find'] }}", "{{$find}}", "{{.Find}}",
+    "{{#find}}", "{{-find-}}", "{{find.}}", "{{find\n.items.first}}", "{{fi\u200bnd}}", "${find}", "${ find }",
+    "${find.items}", "{find}", "{find.items}", "{{Item}}", "{{item|json}}", "{{item.a.b}}", "{{item.a|upper}}",
+    "{item}", "${item}", "{{items}}", "{{fnd}}", "{{find-}}", "{{{{{find}}",
+)  # fmt: skip
+UNCLOSED = ("{{find", "{{find}", "{{ user", "{{", "{{find and {{item}}", "{{{item", "{{{{{{item")
+AS_WRITTEN = (
+    "{{ user }}", "{{}}", "{{ a.b.c | d }}", "${{ secrets.X }}", "{{secret:TOKEN}}", "{{#each rows}}{{this}}{{/each}}",
+    "{x}", "${HOME}", "import { find } from x", '{"a": {"b": {}}}', "style={{color: 1}}", "\\frac{a}{b}",
+    "{{1, 2}, {3}}", "}} {", "{ {find", "{{users_of_it}}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [*FORMS_THAT_BRING_NOTHING, *UNCLOSED])
+def test_braces_that_mean_a_step_in_another_form_are_a_fault(form: str) -> None:
+    schema = {"type": "object", "properties": {"items": {"type": "array"}}}
+    steps = [
+        plans.step("find", "x", output_schema=schema),
+        plans.step("read", f"Look at {form} now.", foreach="find.items", at_most=2),
+    ]
+    with pytest.raises(BadInput) as refused:
+        read_steps(steps, {})
+    said = str(refused.value)
+    assert said.startswith("step read: ")
+    advice = re.search(r"write (\{\{[a-z.]+\}\}|\{\{\{\{)|did you mean", said)
+    assert advice is not None, said
+    if advice[1] is not None and advice[1] != "{{{{":
+        read_steps([steps[0], {**steps[1], "task": f"Look at {advice[1]} now."}], {})
+
+
+@pytest.mark.parametrize("text", AS_WRITTEN)
+def test_braces_that_mean_no_step_stay_as_written(text: str) -> None:
+    [_find, read] = read_steps(
+        [plans.step("find", "x"), plans.step("read", f"Look at {text} now.", after=["find"])], {}
+    )
+    assert read.inputs == () and read.needs == ("find",)
+    assert replace_references(read.args.task, {}) == f"Look at {text} now."
+
+
+@pytest.mark.parametrize(
+    ("task", "given"),
+    [
+        ("{{find}} {{ find }}", "input 1 input 1"),
+        ("{{{{find}} is {{find}}", "{{find}} is input 1"),
+        ('{"of": {{find}}}', '{"of": input 1}'),
+        ("{{{{ user }} {{ user }}", "{{ user }} {{ user }}"),
+        ("{{{{{{find}}", "{{input 1"),
+    ],
+)
+def test_four_braces_write_two(task: str, given: str) -> None:
+    [_find, read] = read_steps([plans.step("find", "x"), plans.step("read", task)], {})
+    assert replace_references(read.args.task, dict.fromkeys(read.inputs, "input 1")) == given
+
+
+def test_many_braces_are_read_in_time_in_proportion_to_them() -> None:
+    for text in ("{{ ", "{{{", "{{{{{", "{{find", "${", "{{}", "{a"):
+        task = (text * 30_000)[:90_000]
+        with suppress(BadInput):
+            read_steps([plans.step("find", "x"), plans.step("read", task)], {})
+
+
+async def test_a_task_and_a_context_may_have_the_braces_of_other_programs(tmp_path: Path) -> None:
+    task = "Find templates with {{ user }}, {{{{find}} and {{find}}."
+    context = "key: ${{ secrets.X }}\nloop: {{ item }}\nnot filled in: {{find}} {{Find}} {{"
+    steps = [plans.step("find", "First."), plans.step("read", task, context=context)]
+    async with open_lab(tmp_path, lambda _request: submit("done"), config=PRICED) as lab:
+        proposal = await plans.propose(lab, steps)
+        assert 'In the task of the step "read", this names no step and stays as it is written: "{{ user }}"' in (
+            proposal.message
+        )
+        assert 'In the context of the step "read", this stays as it is written' in proposal.message
+        assert '"{{item}}", "{{find}}"' in proposal.message
+        await plans.approve(lab, proposal)
+    request = json.loads(lab.server.requests[-1].body)
+    assert "Find templates with {{ user }}, {{find}} and input 1." in plans.task_text(request)
+    assert any(context in message["content"] for message in request["messages"])

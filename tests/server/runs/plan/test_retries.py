@@ -140,7 +140,7 @@ async def test_proposals_approved_together_are_a_plan_that_goes_on_where_one_fai
         folder = str(lab.workspace)
         made = [
             await lab.propose(task="Count the otters", workspace=folder, name="Item"),
-            await lab.propose(task="Count the seals", workspace=folder, name="Größe 2!"),
+            await lab.propose(task="Count the seals of {{item_2}}", workspace=folder, name="Größe 2!"),
             await lab.propose(task="Count the whales", workspace=folder, name="Item"),
         ]
         approved = await lab.approve(*made, last="3 subagents together, at most $1.50")
@@ -155,6 +155,7 @@ async def test_proposals_approved_together_are_a_plan_that_goes_on_where_one_fai
         assert "2 of 3 steps are done" in again.message, again.message
         await plans.approve(lab, again)
         assert len(lab.server.requests) == asked + 1, "only the one that failed has run"
+        assert b"Count the seals of {{item_2}}" in lab.server.requests[-1].body, "its task is no template"
 
         await erase_run(lab.store, made[0].subagent_id, (), lab.session.who, "no longer needed")
         erased = await lab.call("spawn_subagent", retry_of=plan.id)
