@@ -99,7 +99,8 @@ class UserMessage(Fact):
 
     `steps` has the texts of a plan's steps, in their order, with the names of these fields. `inputs` is what the task
     of a plan's run gets of earlier runs: each has the `name` by which the task refers to it, what it is `about`, and
-    its `text`. `project` is what files of the project say about working in it, each with its `path` and `text`.
+    its `text`; a part for each item of a list follows, whose `about` is empty. `project` is what files of the project
+    say about working in it, each with its `path` and `text`.
     `screen` is what was on the screen of a person who approved while some of the proposal was folded.
     """
 

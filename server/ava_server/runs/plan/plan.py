@@ -58,6 +58,8 @@ CUT_NOTE_CHARS = 100
 """Room for the note where the rest of an item's result is."""
 NOT_SHOWN_CHARS = 250
 """Room for the note where the rest of the items are."""
+MARK_CHARS = 120
+"""Characters of the mark around the result of one item among many."""
 ITEM_CHARS = 60
 """Characters of an item by which people and models recognise it."""
 MOST_WAITING = 32
@@ -331,31 +333,40 @@ class PlanLog:
         if other.foreach is None:
             inputs.add(number, about, _cut(_as_text(self._value(rows[0], source)), room, rows[0].id), rows)
             return
-        inputs.add(number, about, self._results_of_items(other, source, rows, room), self._well(source.step))
+        self._add_results_of_items(inputs, source, rows, number, room)
 
-    def _results_of_items(self, step: StepConfig, source: StepInput, rows: Sequence[StepRunRow], room: int) -> str:
-        """Return what the runs of a step with `foreach` handed over, each with an equal share of `room` characters.
+    def _add_results_of_items(
+        self, inputs: StepInputs, source: StepInput, rows: Sequence[StepRunRow], number: int, room: int
+    ) -> None:
+        """Add what the runs of a step with `foreach` handed over, each with an equal share of `room` characters.
 
-        Those that do not fit are named by their ids, in the order in which the run's prompt lists them.
+        Each is a part with a mark of its own, because a result could contain what looks like another one. Those that do
+        not fit are named by their ids, in the order in which the run's prompt lists them.
         """
+        step = self.steps[source.step]
         heads = [f"{source.step}[{row.item}]{self._item_words(step, row)}" for row in rows]
+        notes: list[str] = []
         why = self._progress.get(source.step, StepProgress()).why
-        missing = f"[missing: {why}]" if why else ""
-        reserved = sum(len(head) + CUT_NOTE_CHARS for head in heads) + len(missing) + NOT_SHOWN_CHARS
-        share = max((room - reserved) // len(rows), LEAST_SHARE_CHARS)
-        parts: list[str] = [missing] if missing else []
-        left = room - len(missing) - NOT_SHOWN_CHARS
+        if why:
+            notes.append(f"[missing: {why}]")
+        left = room - sum(map(len, notes)) - NOT_SHOWN_CHARS
+        share = max((left - sum(len(head) + CUT_NOTE_CHARS + MARK_CHARS for head in heads)) // len(rows), 0)
+        parts: list[tuple[int, str]] = []
         for place, (head, row) in enumerate(zip(heads, rows, strict=True)):
+            part = f"{head}: no result ({row.state})"
             if self._is_well(row):
-                part = f"{head}:\n{_cut(_as_text(self._value(row, source)), share, row.id)}"
-            else:
-                part = f"{head}: no result ({row.state})"
-            left -= len(part) + 2
+                value = _as_text(self._value(row, source))
+                part = f"{head}:\n{_cut(value, max(share, LEAST_SHARE_CHARS), row.id)}"
+            left -= len(part) + MARK_CHARS
             if left < 0:
-                parts.append(self._not_shown(rows[place:]))
+                notes.append(self._not_shown(rows[place:]))
                 break
-            parts.append(part)
-        return _cut("\n\n".join(parts), room, "")
+            parts.append((row.item or 0, part))
+        about = f"what {source.text} handed over, a part with its own mark for each item"
+        overview = "\n".join([f"[parts that follow: {len(parts):,}]", *notes])
+        inputs.add(number, about, _cut(overview, room, ""), self._well(source.step))
+        for item, part in parts:
+            inputs.add_part(number, item, part)
 
     def _not_shown(self, rows: Sequence[StepRunRow]) -> str:
         """Say which runs do not fit into an input, and how to read what they handed over."""
@@ -385,6 +396,10 @@ class StepInputs:
     def add(self, number: int, about: str, text: str, rows: Sequence[StepRunRow]) -> None:
         self.texts.append({"name": f"input {number}", "about": about, "text": text})
         self.runs += [row for row in rows if row not in self.runs]
+
+    def add_part(self, number: int, item: int, text: str) -> None:
+        """Add the result of one item of the input that was added last."""
+        self.texts.append({"name": f"input {number}[{item}]", "about": "", "text": text})
 
 
 def task_with_names(step: StepConfig, brief: Brief) -> str:
