@@ -403,7 +403,9 @@ class RunClaimed(Fact):
 class RunPaused(Fact):
     """A provider takes no calls for a while: the run is queued without a slot, and its clock stops.
 
-    `why` is Ava's own sentence. What the provider said is in the `ErrorOccurred` before it.
+    `why` is Ava's own sentence. What the provider said is in the `ErrorOccurred` before it. `stands_us` is of a run of
+    a plan whose process is gone, and which waits until a person resumes it: since when nothing of the plan has worked,
+    in microseconds UTC. The plan's clock stands still from there if nothing else of it can go on.
     """
 
     default_severity: ClassVar[Severity] = "warning"
@@ -411,6 +413,7 @@ class RunPaused(Fact):
     not_before_us: int
     why: str
     active_us: int = 0
+    stands_us: int | None = None
 
     def search_text(self) -> str:
         return f"paused: {self.why}"

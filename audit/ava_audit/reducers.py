@@ -124,7 +124,10 @@ def reduce(state: State, header: Header, fact: Fact | None) -> None:
     _apply(state, run, header, fact)
     run = run or state.runs.get(header.run_id)
     if run is not None and run.plan_id is not None:
-        _count_in_plan(state.plans.get(run.plan_id), before, _counts_as(run), header.ts_us)
+        at_us = header.ts_us
+        if isinstance(fact, RunPaused) and fact.stands_us is not None:
+            at_us = fact.stands_us
+        _count_in_plan(state.plans.get(run.plan_id), before, _counts_as(run), at_us)
 
 
 def _counts_as(run: RunRow) -> Literal["at work", "awaiting"] | None:
@@ -388,8 +391,12 @@ def _end_money_wait(run: RunRow, now_us: int) -> None:
 
 
 def _paused(_state: State, run: RunRow, _header: Header, fact: RunPaused) -> None:
-    held = fact.not_before_us == HELD_UNTIL_US
-    _wait(run, fact.active_us, "resume" if held else "provider", fact.not_before_us)
+    waits_for: WaitsFor = "provider"
+    if fact.stands_us is not None:
+        waits_for = "owner"
+    elif fact.not_before_us == HELD_UNTIL_US:
+        waits_for = "resume"
+    _wait(run, fact.active_us, waits_for, fact.not_before_us)
 
 
 def _asks(_state: State, run: RunRow, _header: Header, fact: Asked) -> None:

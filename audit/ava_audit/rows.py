@@ -18,11 +18,17 @@ AWAITING_EXTENSION, AWAITING_ANSWER, HELD = "awaiting_extension", "awaiting_answ
 """States that are not stored, of a queued run that waits for a person: to allow it more, to answer its question, or to
 resume it after a restore."""
 INTERRUPTED, EXPIRED = "interrupted", "expired"
-"""States that are not stored: the owner of a running run is gone, and nobody approved a proposal in time."""
-WaitsFor = Literal["provider", "more", "answer", "resume"]
+"""States that are not stored: the owner of a run is gone, and nobody approved a proposal in time."""
+WaitsFor = Literal["provider", "more", "answer", "resume", "owner"]
 """What a queued run waits for: its provider, which takes no calls; a person, who allows it more or declines; an answer
-to its question; or a person who resumes it after a restore or an import."""
-AWAITED: Mapping[WaitsFor, str] = {"more": AWAITING_EXTENSION, "answer": AWAITING_ANSWER, "resume": HELD}
+to its question; a person who resumes it after a restore or an import; or, for a run of a plan, a person who resumes it
+because its process is gone and no other takes it over by itself."""
+AWAITED: Mapping[WaitsFor, str] = {
+    "more": AWAITING_EXTENSION,
+    "answer": AWAITING_ANSWER,
+    "resume": HELD,
+    "owner": INTERRUPTED,
+}
 """The state that is shown of a run that waits for a person, by what it waits for."""
 ASKING = (AWAITING_EXTENSION, AWAITING_ANSWER)
 """Those of them in which a run has asked the person something."""
@@ -168,6 +174,7 @@ class StepRunRow:
     stop_reason: str | None
     waits_for: WaitsFor | None
     generation: int
+    instance: str | None
     cancel_seq: int | None
     result_seq: int | None
     started_us: int | None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from support.log import Life, plan_events
 
-from ava_audit.events import Answered, Asked, Fact, RunClaimed, RunEnded
+from ava_audit.events import Answered, Asked, Fact, RunClaimed, RunEnded, RunPaused
 from ava_audit.reducers import Header, MemoryState, reduce
+from ava_audit.rows import HELD_UNTIL_US
 
 PLAN = "G-0000001"
 S = 1_000_000
@@ -72,6 +73,19 @@ def test_it_stands_still_only_while_nothing_can_go_on() -> None:
     assert log.passed_s(110) == 40
     log.end(120, "S-1")
     assert log.passed_s(130) == 60
+
+
+def test_it_stands_since_the_last_work_where_a_process_is_gone() -> None:
+    log = Log()
+    log.approve(0, "S-1", "S-2")
+    log.claim(0, "S-1")
+    log.claim(0, "S-2")
+    log.ask(10, "S-2")
+    lost = RunPaused(not_before_us=HELD_UNTIL_US, why="its process is gone", stands_us=30 * S)
+    log.add(2_000, "S-1", lost)
+    assert log.passed_s(3_000) == 30
+    log.answer(4_000, "S-2")
+    assert log.passed_s(4_010) == 40
 
 
 def test_a_wait_that_ends_with_the_run_counts_no_more() -> None:

@@ -398,7 +398,9 @@ class Tape:
     def _pauses_after(self, reserved: Entry) -> bool:
         """Tell whether the recorded run paused after a call of the model, before its next one."""
         for entry in self.recording.entries:
-            if entry.seq > reserved.seq and isinstance(entry.fact, RunPaused | CostReserved):
+            if entry.seq <= reserved.seq or entry.generation is None:  # its owner did not write it
+                continue
+            if isinstance(entry.fact, RunPaused | CostReserved):
                 return isinstance(entry.fact, RunPaused)
         return False
 

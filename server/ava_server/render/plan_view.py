@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ava_audit.events import WHOLE
-from ava_audit.rows import AWAITED, QUEUED, RUNNING, RunRow, StepRunRow
+from ava_audit.rows import AWAITED, INTERRUPTED, QUEUED, RUNNING, RunRow, StepRunRow
 from ava_audit.units import format_usd
 from ava_audit.view import View
 from ava_roles.wrap import clean, one_line
@@ -21,7 +21,7 @@ from ava_server.runs.record.plan_moves import StepProgress
 from ava_server.runs.record.plan_state import all_rows, step_progress
 
 StepShown = Literal["waiting", "running", "done", "failed", "skipped"]
-RunShown = Literal["running", "queued", "waiting for a person", "done", "not done"]
+RunShown = Literal["running", "interrupted", "queued", "waiting for a person", "done", "not done"]
 STEP_LOOKS: Mapping[StepShown, StateLook] = {
     "waiting": LOOKS[QUEUED],
     "running": LOOKS[RUNNING],
@@ -30,7 +30,7 @@ STEP_LOOKS: Mapping[StepShown, StateLook] = {
     "skipped": look_of("cancelled"),
 }
 """How the state of a step is drawn: as the state of a run that is like it."""
-_BEFORE_IT_RUNS: tuple[RunShown, ...] = ("queued", "waiting for a person")
+_STANDS_STILL: tuple[RunShown, ...] = ("queued", "waiting for a person", "interrupted")
 """What the state of a step's only run says besides the state of the step."""
 MOST_RUNS = 12
 """Most runs of a step that are named."""
@@ -98,7 +98,7 @@ class StepView:
         """`find: done, S-7f3a2b, $0.01`; of several runs `read: running, 3 of 20 done, 1 running, $0.12`."""
         parts: list[str] = [self.state]
         if self.items == 1:
-            parts += [state for state in self.runs if state in _BEFORE_IT_RUNS]
+            parts += [state for state in self.runs if state in _STANDS_STILL]
             parts += [run_id for run_id, _state in self.run_ids]
         else:
             if self.items > 1:
@@ -210,15 +210,26 @@ def _is_of_several(plan: RunRow) -> bool:
         return False
 
 
-def view_plan(view: View, plan: RunRow) -> PlanView:
-    """Return a plan as the log has it now. Raises ValueError: a newer Ava wrote its configuration."""
+def view_plan(view: View, plan: RunRow, alive: Callable[[str], bool]) -> PlanView:
+    """Return a plan as it is now. Raises ValueError: a newer Ava wrote its configuration.
+
+    `alive` tells whether an instance that has runs is still there.
+    """
+
+    def shown(row: StepRunRow) -> RunShown:
+        if row.waits_for == "owner" or (row.state == RUNNING and not alive(row.instance or "")):
+            return "interrupted"
+        return _shown(row)
+
     config = config_of(plan.config)
     progress = step_progress(view, plan.id)
     rows = all_rows(view, plan.id, config.steps)
     bucket = view.bucket(plan.id)
     return PlanView(
         steps=tuple(
-            _view_step(view, step, progress.get(step.id, StepProgress()), rows.get(step.id, []), ended=plan.ended)
+            _view_step(
+                view, step, progress.get(step.id, StepProgress()), rows.get(step.id, []), shown, ended=plan.ended
+            )
             for step in config.steps
         ),
         cost_micros=bucket.spent_micros,
@@ -307,7 +318,13 @@ def _given_at(view: View, run_id: str, result_seq: int | None, session_id: str) 
 
 
 def _view_step(
-    view: View, step: StepConfig, progress: StepProgress, rows: list[StepRunRow], *, ended: bool
+    view: View,
+    step: StepConfig,
+    progress: StepProgress,
+    rows: list[StepRunRow],
+    shown: Callable[[StepRunRow], RunShown],
+    *,
+    ended: bool,
 ) -> StepView:
     """Return a step as it is shown. `ended`: the plan has ended, so a step that has not is failed or skipped."""
     has_begun = progress.state is not None
@@ -321,7 +338,7 @@ def _view_step(
     else:
         state = progress.state
     listed = sorted(rows, key=lambda row: (row.state in WHOLE, row.item or 0))[:MOST_RUNS]
-    asking = [row.id for row in listed if _shown(row) == "waiting for a person"]
+    asking = [row.id for row in listed if shown(row) == "waiting for a person"]
     return StepView(
         id=step.id,
         role=step.config.role,
@@ -329,11 +346,11 @@ def _view_step(
         state=state,
         items=progress.items if has_begun else step.at_most,
         left_out=progress.left_out,
-        runs=Counter(_shown(row) for row in rows),
+        runs=Counter(shown(row) for row in rows),
         cost_micros=_cost(step, rows),
         why=progress.why,
         blocker=_blocker(view, rows),
-        run_ids=tuple((row.id, row.state) for row in listed),
+        run_ids=tuple((row.id, INTERRUPTED if shown(row) == "interrupted" else row.state) for row in listed),
         more_runs=len(rows) - len(listed),
         asking=tuple(asking),
         begins_us=_began_us(rows),

@@ -49,8 +49,9 @@ from ava_server.run_config.run_cap import (
 from ava_server.runs.asking.pending_questions import OpenQuestions, asked_of
 from ava_server.runs.asking.question_kinds import PendingQuestion
 from ava_server.runs.owner.blockers import blocker_in
-from ava_server.runs.record.claims import resume_line, waits_for_resume
+from ava_server.runs.record.claims import plan_waits_for_resume, resume_line, waits_for_resume
 from ava_server.runs.record.lifecycle import awaited, is_held, pause_words, paused
+from ava_server.runs.record.plan_time import plan_busy_us
 
 if TYPE_CHECKING:
     from ava_server.runs.owner.manager import Manager
@@ -344,6 +345,8 @@ def _shown_clock_us(view: View, run: RunRow, state: str, processes: Processes, n
     A successor counts only what its owner certainly worked, which is until it was last seen. So the clock that is shown
     stands still soon after that, and again after a takeover, until what certainly counts is as much.
     """
+    if run.is_plan and state == INTERRUPTED:
+        return max(run.last_us or 0, plan_busy_us(view, run))
     if run.is_plan or run.instance is None or state not in (RUNNING, INTERRUPTED):
         return _clock_us(run, state, now_us)
     seen_us = processes.shown_seen_us(run.instance)
@@ -392,7 +395,9 @@ def view_run(
     """
     proposal = view.proposal(run.pending_id) if run.state == WAITING else None
     state = state_now(run, proposal, processes.alive, now_us)
-    plan = _plan(view, run)
+    if state == RUNNING and run.is_plan and plan_waits_for_resume(view, run):
+        state = INTERRUPTED
+    plan = _plan(view, run, processes.alive)
     at_us = _shown_clock_us(view, run, state, processes, now_us)
     caps, free = _caps(view, run, at_us, plan)
     if questions is None:
@@ -441,11 +446,11 @@ def _worker_of(run: RunRow, processes: Processes) -> str:
     return f"{run.instance} on {clean(workers[run.instance])[0]}"
 
 
-def _plan(view: View, run: RunRow) -> PlanView | None:
+def _plan(view: View, run: RunRow, alive: Callable[[str], bool]) -> PlanView | None:
     if not run.is_plan:
         return None
     try:
-        return view_plan(view, run)
+        return view_plan(view, run, alive)
     except ValueError:  # a newer Ava wrote it
         return None
 

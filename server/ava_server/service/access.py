@@ -23,7 +23,7 @@ from ava_server.core.ids import AGENT, parse_id, parse_run_id
 from ava_server.hosts import launching
 from ava_server.hosts.clients import ConnectedHost, client_of
 from ava_server.runs.asking.pending_questions import OpenQuestions
-from ava_server.runs.record.claims import waits_for_resume
+from ava_server.runs.record.claims import plan_waits_for_resume, waits_for_resume
 from ava_server.runs.record.lifecycle import awaited
 
 if TYPE_CHECKING:
@@ -272,17 +272,23 @@ class Access:
             unended += view.runs(user=user, states=(RUNNING,))
 
         asking: list[RunRow] = []
-        interrupted: list[RunRow] = []
+        interrupted: dict[str, RunRow] = {}
         for row in unended:
+            if row.waits_for == "owner":
+                plan = view.run(row.plan_id or "")
+                if plan is not None and plan_waits_for_resume(view, plan):  # to resume it resumes all of its runs
+                    row = plan
+                interrupted[row.id] = row
+                continue
             if awaited(row, at_us):
                 asking.append(row)
             is_lost = row.state == RUNNING and row.instance and not alive(row.instance)
             if is_lost and waits_for_resume(view, row, at_us):
-                interrupted.append(row)
+                interrupted[row.id] = row
         return News(
             at_us=at_us,
             asking=OpenQuestions(view, at_us).first_of_each(asking),
-            interrupted=interrupted,
+            interrupted=list(interrupted.values()),
             ended=view.unfetched(user),
         )
 

@@ -22,8 +22,8 @@ from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, new_pairs, parse_id
 from ava_server.render.responses import Answer, ConfirmAnswer, OneDecision, answers_json
 from ava_server.run_config.run_cap import stored_caps
-from ava_server.runs.record.claims import NotResumed, resume_line
-from ava_server.runs.record.lifecycle import is_held
+from ava_server.runs.record.claims import NotResumed, plan_waits_for_resume, resume_line
+from ava_server.runs.record.lifecycle import is_held, needs_resume
 from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.check import RunChecks, fit_runs
 from ava_server.service.client_approval import CONFIRM_AGAIN, NEXT_STEPS, ClientApprovals, not_started_next
@@ -73,12 +73,12 @@ class Confirmations(Operations):
         return await self._answer(args, outcome, _seconds_left(args, began, self._session.wait_s), caller)
 
     async def _run_to_resume(self, args: ConfirmArgs) -> RunRow | None:
-        """Return the interrupted or held run that the ids name, or None where they name proposals."""
+        """Return the interrupted or held run or plan that the ids name, or None where they name proposals."""
         for text in args.pending_ids:
             if not text.strip().lower().startswith(("s-", "g-")):
                 continue
             run = await self._access.run(text, "pending_ids", steering=True)
-            if is_held(run) or await self._is_interrupted(run):
+            if needs_resume(run) or await self._is_interrupted(run):
                 if len(args.pending_ids) > 1:
                     raise BadInput(f"pending_ids: {label(run)} is resumed alone; give only its id")
                 return run
@@ -87,6 +87,8 @@ class Confirmations(Operations):
     async def _is_interrupted(self, run: RunRow) -> bool:
         if run.state != RUNNING:
             return False
+        if run.is_plan and await self._store.look(lambda view: plan_waits_for_resume(view, run)):
+            return True
         return bool(await anyio.to_thread.run_sync(self._runtime.manager.control.gone, [run]))
 
     async def _resume(self, args: ConfirmArgs, run: RunRow, person: Person | None) -> ConfirmAnswer:

@@ -354,7 +354,7 @@ class RecordsHandler:
 
     async def plan(self, group: str, all: bool = False) -> "PlanSum":
         from ava_audit.totals import plan_sum
-        from ava_server.render.run_view import shown_state
+        from ava_server.render.run_view import state_now
 
         user = self._whose(all)
         plan_id = parse_id("group_id", group, "--group")
@@ -363,7 +363,8 @@ class RecordsHandler:
             found = plan_sum(view, plan_id)
             if found is None:
                 return None
-            lost = [run.id for run in found.runs if shown_state(run, self._processes.alive) == INTERRUPTED]
+            alive, at_us = self._processes.alive, now_us()
+            lost = [run.id for run in found.runs if state_now(run, None, alive, at_us) == INTERRUPTED]
             return replace(found, interrupted=tuple(lost))
 
         found = await self.store.read(read)

@@ -18,7 +18,7 @@ from anyio.from_thread import start_blocking_portal
 
 from ava_audit.errors import StaleOwner
 from ava_audit.events import Asked, CostReserved, Event, Fact, Fence, RunPaused, Who
-from ava_audit.rows import RUNNING, RunRow, WaitsFor
+from ava_audit.rows import HELD_UNTIL_US, RUNNING, RunRow, WaitsFor
 from ava_audit.store.store import Command, Outcome, Store, append
 from ava_audit.units import DAY_US
 from ava_audit.verify import verify
@@ -36,7 +36,7 @@ from ava_server.run_config.digest import digest
 from ava_server.runs.asking.extension import ExtensionLimits
 from ava_server.runs.asking.pending_questions import asked_of, decide_question
 from ava_server.runs.asking.question_kinds import Decider
-from ava_server.runs.record.claims import claim, hold, pause, resume
+from ava_server.runs.record.claims import TAKEOVER_WITHIN_US, claim, hold, interrupt_runs, pause, resume
 from ava_server.runs.record.endings import cancel, end_for_owner, end_overdue, ending_events
 from ava_server.runs.record.history import History
 from ava_server.runs.record.lifecycle import Cause, Situation, transition
@@ -194,6 +194,8 @@ class SituationLog:
 
         `about`: for what it is to wait, or what is answered.
         """
+        if cause == "wait" and about == "owner":  # by then nobody takes it over by himself
+            self.ahead_us += TAKEOVER_WITHIN_US
         if cause in ("plan timeout", "abandon"):
             row = self.row(run_id)
             group = self.portal.call(self.store.read, lambda view: view.plan_caps(row.plan_id or ""))
@@ -227,7 +229,11 @@ class SituationLog:
             may = False
         if was.cause == "wait" and about == "resume" and was.where == "running here":  # a restored log has no owner
             may = False
-        if was.cause == "wait" and about != "resume" and was.where != "running here":  # only its owner has it wait so
+        only_its_owner = about not in ("resume", "owner")
+        if was.cause == "wait" and only_its_owner and was.where != "running here":
+            may = False
+        lost = was.where == "interrupted" and was.run.cancel_seq is None
+        if was.cause == "wait" and about == "owner" and not lost:
             may = False
         assert done is may, (was.where, was.run.waits_for, was.cause, about)
         self.check_ending(after)
@@ -271,9 +277,11 @@ class SituationLog:
         return commands[cause]()
 
     def wait(self, row: RunRow, fence: Fence, about: WaitsFor) -> Command[Any]:
-        """Return the command by which its owner has a run wait; for a resume, whoever restores its log."""
+        """Return the command by which a run waits: for a resume, of whoever restores its log or sees its owner gone."""
         if about == "resume":
             return hold(row.id, GONE)
+        if about == "owner":
+            return interrupt_runs(row.plan_id or "", GONE, {})
         return pause(fence, self.agent(row.id), self.wait_fact(row, about))
 
     def wait_fact(self, row: RunRow, about: WaitsFor) -> RunPaused | Asked:
@@ -283,6 +291,8 @@ class SituationLog:
             return self.request_for_more(row)
         if about == "answer":
             return Asked(kind="question", ask_id="Q-00000001", call_id="c1", expires_us=until_us, active_us=1)
+        if about == "owner":
+            return RunPaused(not_before_us=HELD_UNTIL_US, why="its owner is gone", stands_us=self.now_us)
         return RunPaused(not_before_us=until_us, why="a limit", active_us=1)
 
     def answer_question(self, row: RunRow) -> Command[Any]:
@@ -327,4 +337,4 @@ HAPPENINGS = [(cause, about) for cause in CAUSES for about in ABOUT.get(cause, W
 
 def settles_first(cause: Cause, about: WaitsFor) -> bool:
     """Return whether the run's owner is the cause: it settles a call in flight first."""
-    return cause == "wait" and about != "resume"
+    return cause == "wait" and about not in ("resume", "owner")

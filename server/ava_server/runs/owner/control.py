@@ -21,7 +21,7 @@ from ava_audit.view import Command
 from ava_server.approval.proposals import SpawnLimits, brief_of
 from ava_server.run_config.config import config_of
 from ava_server.runs.record.changes import LATE, KeptChanges
-from ava_server.runs.record.claims import NotResumed, resume
+from ava_server.runs.record.claims import NotResumed, interrupt_runs, resume
 from ava_server.runs.record.endings import RunFiles, cancel, end_for_owner, end_overdue
 from ava_server.runs.record.result import RunResult
 from ava_server.runs.turn.loop import ON_REQUEST
@@ -173,12 +173,31 @@ class RunControl:
         """Resume an interrupted or held run; see `claims.resume`."""
         run = await self._store.look(lambda view: view.run(run_id))
         owned = [run] if run is not None else []
-        if run is not None and run.is_plan:  # the runs that it has begun continue with it
-            owned += await self._store.look(lambda view: view.plan_runs(run_id))
+        plan_id: str | None = None
+        if run is not None:
+            plan_id = run.id if run.is_plan else run.plan_id
+        if plan_id is not None:  # the runs that a plan has begun continue with it
+            owned += await self._store.look(lambda view: view.plan_runs(plan_id))
         gone = await anyio.to_thread.run_sync(self.gone, owned)
+        if plan_id is not None:
+            await self.interrupt_runs(plan_id, owned, gone)
         seen_us = await anyio.to_thread.run_sync(self.seen_us, run)
         command = resume(run_id, who, channel, gone, limits, line=line, force=force, anyones=anyones, seen_us=seen_us)
         return await self._store.do(command)
+
+    async def interrupt_runs(self, plan_id: str, rows: Sequence[RunRow], gone: frozenset[str]) -> bool:
+        """Record which runs of a plan only a person resumes; see `claims.interrupt_runs`. `rows`: those to look at."""
+
+        def seen() -> dict[str, int]:
+            found: dict[str, int] = {}
+            for name in self._owners(rows):
+                at_us = self._instances.seen_us(name)
+                if at_us is not None:
+                    found[name] = at_us
+            return found
+
+        seen_us = await anyio.to_thread.run_sync(seen)
+        return await self._store.do(interrupt_runs(plan_id, gone, seen_us))
 
     async def ended(self, run_id: str) -> RunRow:
         while True:

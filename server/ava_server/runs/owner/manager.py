@@ -53,7 +53,7 @@ from ava_server.runs.record.history import History
 from ava_server.runs.record.lifecycle import (
     agent_of,
     idle_since_us,
-    is_held,
+    needs_resume,
     pause_words,
     paused,
     situation,
@@ -313,7 +313,10 @@ class Manager:
         """Return the runs that may be taken, and end those whose time is over."""
         free: list[RunRow] = []
         busy_us = _last_work_us(rows)
+        changed_plans = await self._interrupt_runs(rows, gone)
         for row in rows:
+            if (row.plan_id or row.id) in changed_plans:  # the next look has them as they are now
+                continue
             without_owner = gone
             if row.instance == self.instance:  # this process has dropped it: it has no owner, though that is alive
                 without_owner = gone | {self.instance}
@@ -323,6 +326,20 @@ class Manager:
             elif await self._may_take(row, gone):
                 free.append(row)
         return free
+
+    async def _interrupt_runs(self, rows: Sequence[RunRow], gone: frozenset[str]) -> set[str]:
+        """Record which runs of plans only a person resumes, before their plan's time is looked at; return the plans."""
+        lost = [row for row in rows if row.plan_id is not None and row.state == RUNNING and row.instance in gone]
+        if not lost:
+            return set()
+        now = now_us()
+        waiting = await self._store.look(lambda view: [row for row in lost if waits_for_resume(view, row, now)])
+        changed: set[str] = set()
+        for plan_id in {row.plan_id or "" for row in waiting}:
+            members = [row for row in rows if row.plan_id == plan_id]
+            if await self.control.interrupt_runs(plan_id, members, gone):
+                changed.add(plan_id)
+        return changed
 
     async def _affordable(self, free: Sequence[RunRow], gone: frozenset[str]) -> list[RunRow]:
         """Leave out runs that have not begun and wait for money that others hold."""
@@ -351,7 +368,7 @@ class Manager:
         now = now_us()
         waits_for_turn = self._without_slot | self._short_of_money
         for row in rows:
-            goes_on = paused(row, now) and not is_held(row)
+            goes_on = paused(row, now) and not needs_resume(row)
             if goes_on or row.id in waits_for_turn:
                 return True
         return False

@@ -22,7 +22,7 @@ from ava_audit.events import (
     UserMessage,
     Who,
 )
-from ava_audit.rows import RunRow, StepRunRow
+from ava_audit.rows import AWAITED, QUEUED, RunRow, StepRunRow
 from ava_audit.units import day_of, format_usd
 from ava_audit.view import Command, Outcome, View
 from ava_roles.wrap import clean, one_line
@@ -152,8 +152,17 @@ class PlanLog:
         """What the plan is doing, in a few words."""
         counts: Counter[str] = Counter()
         for rows in self.rows.values():
-            counts.update("ended" if row.ended else row.state for row in rows)
-        return f"{counts['running']} of its runs at work, {counts['queued']} queued, {counts['ended']} ended"
+            for row in rows:
+                if row.ended:
+                    counts["ended"] += 1
+                elif row.state == QUEUED and row.waits_for in AWAITED:
+                    counts["waiting"] += 1
+                else:
+                    counts[row.state] += 1
+        words = f"{counts['running']} of its runs at work, {counts['queued']} queued, {counts['ended']} ended"
+        if counts["waiting"]:
+            words += f", {counts['waiting']} waiting for a person"
+        return words
 
     def _run(self, row: StepRunRow) -> StepRun:
         return StepRun(

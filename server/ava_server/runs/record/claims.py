@@ -5,7 +5,7 @@ The commands are pure, and the store runs each as one transaction. Each asks `li
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ava_audit.events import (
@@ -36,7 +36,6 @@ from ava_server.runs.record.lifecycle import (
     Cause,
     Situation,
     agent_of,
-    is_held,
     pause_words,
     situation,
     transition,
@@ -50,6 +49,7 @@ LOST_SHARE = 0.5
 OWNERS_LOST = 3
 """Owners in a row that may end without a step of a run, before a person has to resume it."""
 HELD_WHY = "restored or imported; it continues when a person resumes it"
+INTERRUPTED_WHY = "its process is gone; it continues when a person resumes it"
 
 
 # -- taking a run -----------------------------------------------------------------------------------------------------
@@ -125,9 +125,12 @@ def claim_event(
 def waits_for_resume(view: View, run: RunRow, now_us: int) -> bool:
     """Tell whether an interrupted run continues only when a person resumes it.
 
-    It was interrupted too long ago, lost calls have used too much of its cost cap, or its owners end at the same step
-    again and again. A call is lost when its owner ends; such owners would use up the rest of the cap.
+    That is on record (`interrupt_runs`), or it was interrupted too long ago, lost calls have used too much of its cost
+    cap, or its owners end at the same step again and again. A call is lost when its owner ends; such owners would use
+    up the rest of the cap.
     """
+    if run.waits_for == "owner":
+        return True
     if run.cancel_seq is not None:  # whoever takes it over only ends it
         return False
     if run.is_plan:
@@ -145,6 +148,8 @@ def waits_for_resume(view: View, run: RunRow, now_us: int) -> bool:
 
 
 def _plan_waits_for_resume(view: View, plan: RunRow, now_us: int) -> bool:
+    if plan_waits_for_resume(view, plan):
+        return True
     steps = loads(plan.config).get("steps", ())
     if all(step.get("run") for step in steps):  # it starts nothing any more
         return False
@@ -153,6 +158,14 @@ def _plan_waits_for_resume(view: View, plan: RunRow, now_us: int) -> bool:
         return False
     last_us = max(plan.last_us or 0, plan_busy_us(view, plan))
     return last_us <= now_us - TAKEOVER_WITHIN_US
+
+
+def plan_waits_for_resume(view: View, plan: RunRow) -> bool:
+    """Tell whether all that a plan has left waits for a person, of which a run was interrupted and is to be resumed."""
+    caps = view.plan_caps(plan.id)
+    if caps is None or caps.stopped_since_us is None:
+        return False
+    return any(row.waits_for == "owner" for row in view.step_runs(plan.id))
 
 
 def _owners_lost(view: View, run: RunRow) -> int:
@@ -214,6 +227,42 @@ def hold(run_id: str, gone: frozenset[str]) -> Command[bool]:
             return Outcome(False)
         fact = RunPaused(not_before_us=HELD_UNTIL_US, why=HELD_WHY, active_us=active_us_of(run))
         return Outcome(True, (Event(agent_of(run), fact, run_id=run.id),))
+
+    return command
+
+
+def interrupt_runs(plan_id: str, gone: frozenset[str], seen_us: Mapping[str, int]) -> Command[bool]:
+    """Record which runs of a plan continue only when a person resumes them; False where there is none.
+
+    A single run stands still by itself while nobody has it. The runs of a plan share its clock, which stands still only
+    by what the log says, from the moment at which the last of them worked.
+
+    `gone`: instances whose locks were found free. `seen_us`: when an instance was last seen at work, as far as known.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[bool]:
+        rows = view.plan_runs(plan_id)
+        worked_us: list[int] = []
+        interrupted: list[tuple[RunRow, int | None]] = []
+        for row in rows:
+            seen = None
+            if row.state == RUNNING:
+                seen = seen_after(row, seen_us.get(row.instance or ""), now_us)
+            worked_us.append(max(row.last_us or 0, row.ended_us or 0, seen or 0))
+            if situation(row, now_us, gone=gone) != "interrupted" or not waits_for_resume(view, row, now_us):
+                continue
+            if transition(row, "wait", "interrupted") is not None:
+                interrupted.append((row, seen))
+        events: list[Event] = []
+        for row, seen in interrupted:
+            fact = RunPaused(
+                not_before_us=HELD_UNTIL_US,
+                why=INTERRUPTED_WHY,
+                active_us=active_us_of(row, seen),
+                stands_us=max(worked_us),
+            )
+            events.append(Event(agent_of(row), fact, run_id=row.id))
+        return Outcome(bool(events), tuple(events))
 
     return command
 
@@ -284,6 +333,8 @@ def resume(
     The run's generation rises, so that its old owner can no longer write. A call in flight is settled as unknown in the
     same transaction.
 
+    A plan whose runs wait for that is resumed by them alone where its own process is alive.
+
     `gone`: instances whose locks were found free. `limits`: the limits on approvals: a used-up day refuses a resume
     too. `line`: the argument `approving`; None where a person resumes it in a terminal, with the line on the screen.
     `force`: take it also from a live owner that is stopped or hangs. `seen_us`: when the owner
@@ -296,7 +347,8 @@ def resume(
             return Outcome(NotResumed(f"no subagent {run_id} of yours is known"))
         where = situation(run, now_us, gone=gone)
         cause: Cause = "force resume" if force else "resume"
-        if transition(run, cause, where) is None:
+        moves_itself = transition(run, cause, where) is not None
+        if not moves_itself and not (run.is_plan and plan_waits_for_resume(view, run)):
             return Outcome(NotResumed(_why_not_resumed(run, where)))
         expected = resume_line(view, run)
         if expected is None:
@@ -309,9 +361,11 @@ def resume(
             why = day_refusal(day_unspent(view, run.user_id, limits, now_us))
             if why:
                 return Outcome(NotResumed(why))
-        is_forced = not is_held(run) and run.instance not in gone
-        fact = RunResumed(channel=channel, force=is_forced, seen_us=seen_after(run, seen_us, now_us))
-        events = list(_resume_events(view, run, who, fact))
+        events: list[Event] = []
+        if moves_itself:
+            is_forced = run.state == RUNNING and run.instance not in gone
+            fact = RunResumed(channel=channel, force=is_forced, seen_us=seen_after(run, seen_us, now_us))
+            events += _resume_events(view, run, who, fact)
         if run.is_plan:
             events += _resume_steps(view, run, who, channel, gone, now_us)
         return Outcome(run, tuple(events))

@@ -75,7 +75,8 @@ Cause = Literal[
 """What happens to a run.
 
 `wait`: its owner returns it to the queue because its provider takes no calls, or to ask a person for more or something
-about its task; or its log is being restored or imported, and it is held. `answer`: what it asked is answered.
+about its task; or its log is being restored or imported, and it is held; or it is of a plan, its owner is gone,
+and only a person may resume it. `answer`: what it asked is answered.
 `end`: its owner ends it. `cancel unanswered`: its owner has not answered a cancel, and another instance carries it out.
 `give up`: the instance that owns it, or was about to claim it, ends it because its loop does not stop or met an
 internal error. `plan timeout`, `abandon`: nobody owns it, and its plan's time is over, or nobody came for a day.
@@ -109,6 +110,7 @@ class Transition:
 _QUEUED: tuple[Situation, ...] = ("queued", "waiting")
 _UNOWNED: tuple[Situation, ...] = (*_QUEUED, "interrupted")
 _UNHELD: tuple[WaitsFor, ...] = ("provider", "more", "answer")
+_RESUMED: tuple[WaitsFor, ...] = ("resume", "owner")
 _CLOSED = (SpawnDecided, RunEnded)
 _ENDED = (SubagentComplete, RunEnded)
 _WAIT_BEGINS = (RunPaused, Asked)
@@ -124,16 +126,14 @@ _TABLE = (
     Transition("wait", ("running here",), QUEUED, (_WAIT_BEGINS,), cancel_asked=False),
     Transition("wait", _UNOWNED, QUEUED, (RunPaused,), waits_for=_UNHELD),
     Transition("answer", ("waiting",), QUEUED, (UserMessage, Answered), waits_for=("more", "answer")),
-    Transition("resume", ("interrupted", "waiting"), QUEUED, (CostUpdate, RunResumed), waits_for=("resume",)),
-    Transition(
-        "force resume", (*RUNNING_SITUATIONS, "waiting"), QUEUED, (CostUpdate, RunResumed), waits_for=("resume",)
-    ),
+    Transition("resume", ("interrupted", "waiting"), QUEUED, (CostUpdate, RunResumed), waits_for=_RESUMED),
+    Transition("force resume", (*RUNNING_SITUATIONS, "waiting"), QUEUED, (CostUpdate, RunResumed), waits_for=_RESUMED),
     Transition("end", ("running here",), None, (CostUpdate, ToolResult, *_ENDED)),
     Transition("cancel unanswered", RUNNING_SITUATIONS, None, (CostUpdate, RunClaimed, *_ENDED)),
     Transition("cancel unanswered", _QUEUED, None, (CostUpdate, RunClaimed, *_ENDED), cancel_asked=True),
     Transition("give up", (*_QUEUED, "running here"), None, (CostUpdate, RunClaimed, *_ENDED)),
-    Transition("plan timeout", _UNOWNED, "timeout", (CostUpdate, *_ENDED), waits_for=_UNHELD),
-    Transition("abandon", ("queued", "interrupted"), "abandoned", (CostUpdate, *_ENDED)),
+    Transition("plan timeout", _UNOWNED, "timeout", (CostUpdate, *_ENDED), waits_for=(*_UNHELD, "owner")),
+    Transition("abandon", _UNOWNED, "abandoned", (CostUpdate, *_ENDED), waits_for=("owner",)),
 )
 TRANSITIONS: Mapping[tuple[Situation, Cause], Transition] = {
     (situation, row.cause): row for row in _TABLE for situation in row.before
@@ -143,6 +143,11 @@ TRANSITIONS: Mapping[tuple[Situation, Cause], Transition] = {
 def is_held(run: RunRow) -> bool:
     """Tell whether a run came with a restored backup or an imported log, and no person has resumed it."""
     return run.state == QUEUED and run.waits_for == "resume"
+
+
+def needs_resume(run: RunRow) -> bool:
+    """Tell whether the log says of a run in the queue that it continues only when a person resumes it."""
+    return run.state == QUEUED and run.waits_for in _RESUMED
 
 
 def situation(
@@ -196,7 +201,10 @@ def awaited(run: RunRow, now_us: int) -> str | None:
 
 def idle_since_us(run: RunRow) -> int:
     """Return since when nothing has happened to a run: its approval, its last entry, or the end of its last wait."""
-    return max(run.queued_us or 0, run.last_us or 0, run.waits_until_us or 0)
+    waits_until_us = run.waits_until_us or 0
+    if run.waits_for == "owner":  # that has no end of its own
+        waits_until_us = 0
+    return max(run.queued_us or 0, run.last_us or 0, waits_until_us)
 
 
 def pause_words(run: RunRow) -> str:
