@@ -6,8 +6,9 @@ The cost is the run's so far, and belongs to its approval, so that the sum count
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -76,7 +77,7 @@ class RunDecision:
     folded: str = ""
 
 
-DECISIONS = ("SpawnDecided", "Answered")
+DECISIONS = ("SpawnProposed", "SpawnDecided", "Answered")
 """The entries of a run that `decisions_in` reads."""
 
 
@@ -89,12 +90,15 @@ def decisions_in(
     """
     first: list[RunDecision] = []
     raised: list[RunDecision] = []
+    proposed: dict[str, Any] = {}
     for entry in entries:
         fact = entry.fact
-        if isinstance(fact, SpawnDecided):
+        if isinstance(fact, SpawnProposed):
+            proposed = fact.config
+        elif isinstance(fact, SpawnDecided):
             what, folded = state_words(fact.decision).capitalize(), fact.folded or ""
             how = how_decided(fact.channel or fact.decision, began(entry.session_id), entry.user_id)
-            changes = changed_words(fact.changes)
+            changes = changed_words(fact.changes, proposed)
             first.append(RunDecision(entry.ts_us, what, how, changes, fact.group_id, folded=folded))
         elif isinstance(fact, Answered) and fact.for_more:
             what = f"Request for more {fact.decision}"
@@ -103,8 +107,37 @@ def decisions_in(
     return first + raised
 
 
-def changed_words(changes: dict[str, Any]) -> str:
-    return ", ".join(_changed(name, value) for name, value in changes.items())
+def changed_words(changes: dict[str, Any], proposed: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """Return what a decision has changed. `proposed`: the configuration before; empty where it is not known."""
+    words: list[str] = []
+    for name, value in changes.items():
+        if name == "steps":
+            words += _changed_steps(value, proposed.get("steps", ()))
+        else:
+            words.append(_changed(name, value))
+    return ", ".join(words)
+
+
+def _changed_steps(after: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return which steps of a plan were dropped, and which tools those that remain have no longer."""
+    remaining = {str(step["id"]): step for step in after}
+    dropped: list[str] = []
+    blocked: dict[str, None] = {}
+    for step in before:
+        name = str(step["id"])
+        if name not in remaining:
+            dropped.append(f'"{name}"')
+            continue
+        tools = remaining[name]["config"].get("tools", ())
+        for tool in step["config"].get("tools", ()):
+            if tool not in tools:
+                blocked[f'"{tool}"'] = None
+    words: list[str] = []
+    if dropped:
+        words.append(f"without the step{'s' if len(dropped) > 1 else ''} {', '.join(dropped)}")
+    if blocked:
+        words.append(f"without the tool{'s' if len(blocked) > 1 else ''} {', '.join(blocked)}")
+    return words or ["its steps"]
 
 
 def _changed(name: str, value: Any) -> str:

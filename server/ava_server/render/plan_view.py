@@ -196,18 +196,16 @@ def plan_title(name: str, step_ids: Sequence[str]) -> str:
 
 
 def task_words(run: RunRow, brief: Brief) -> str:
-    """Return what a run is to do, on one line: the beginning of its task, or what a plan is."""
-    if not run.is_plan or _is_of_several(run):
+    """Return what a run is to do, on one line: the beginning of its task, or what a plan is, without dropped steps."""
+    if not run.is_plan:
         return task_excerpt(brief.task)
-    return plan_title(run.name or "", [part.step or "" for part in brief.steps])
-
-
-def _is_of_several(plan: RunRow) -> bool:
-    """Tell whether a plan is of runs that were proposed by themselves and approved together."""
     try:
-        return any(step.run for step in config_of(plan.config).steps)
+        steps = config_of(run.config).steps
     except ValueError:  # a newer Ava wrote it
-        return False
+        return plan_title(run.name or "", [part.step or "" for part in brief.steps])
+    if any(step.run for step in steps):  # of runs that were proposed by themselves and approved together
+        return task_excerpt(brief.task)
+    return plan_title(run.name or "", [step.id for step in steps])
 
 
 def view_plan(view: View, plan: RunRow, alive: Callable[[str], bool]) -> PlanView:

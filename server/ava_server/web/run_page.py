@@ -150,7 +150,7 @@ class RunPage(PagePart):
             "scale": scale_of(row, now_us()),
             "spent_on": [] if shown.free else spent_on(_parts_beside_notes(answer)),
             "cost_notes": cost_notes(answer),
-            "decisions": decisions_in([*decided, *raised], view.session_start),
+            "decisions": decisions_in([*first, *raised], view.session_start),
             "undecided": _undecided(shown, decided),
             "proposal": _proposal(first),
             "config": _config(row) if shown.caps else None,
