@@ -16,7 +16,7 @@ from ava_audit.units import US_PER_S, counted, format_duration, format_usd, minu
 from ava_roles.tool import ToolSpec
 from ava_roles.wrap import list_names
 from ava_server.approval.plain_text import TASK_CHARS, named_path, one_line, plain_line, quoted, task_excerpt
-from ava_server.approval.reach import RunReach, reach, reaches_out, sees_files
+from ava_server.approval.reach import RunReach, reach, reaches_out, reads_memory, sees_files
 from ava_server.approval.steps import ITEM, references, unfilled
 from ava_server.approval.summary import (
     ATTENTION,
@@ -159,7 +159,7 @@ def plan_rows(config: RunConfig, brief: Brief, day: DayLeft, client: str = "") -
         ("Who asked", client_lines(client, brief)),
         ("How much", _done_lines(config)),
         (ATTENTION, _attention(config, brief, day)),
-        ("Done before", reused_lines(config, now_us())),
+        ("Done before", [*again_lines(config), *reused_lines(config, now_us())]),
         (STEPS, step_rows(config, brief)),
         *_step_topics(config, brief).items(),
         ("Limits", _limit_lines(config)),
@@ -179,7 +179,8 @@ def plan_message(config: RunConfig, brief: Brief, day: DayLeft, client: str = ""
     rows = plan_rows(config, brief, day, client)
     facts = first_lines(rows, config, _at_most(of_topic(rows, ATTENTION), MOST_ATTENTION))
     project = _at_most(of_topic(rows, PROJECT), MOST_PROJECT)
-    lines = [*facts, "", *project]
+    again = [plain_line(line) for line in _at_most(again_lines(config), MOST_AGAIN)]
+    lines = [*facts, "", *again, *project]
     return "\n".join([*lines, *short_steps(config, brief, MESSAGE_LINES - len(lines) - 1)])
 
 
@@ -193,6 +194,8 @@ def _at_most(sentences: list[str], most: int) -> list[str]:
 
 MOST_PROJECT = 3
 """Most sentences about files of the project in a plan's short text."""
+MOST_AGAIN = 3
+"""Most sentences about steps that run again in a plan's short text."""
 MOST_ATTENTION = 8
 """Most sentences that a person must not overlook in a plan's short text; pages have them all."""
 
@@ -288,17 +291,26 @@ def longest_path_s(steps: Sequence[StepConfig], run_s: Mapping[str, float], slot
 
 
 def _done_lines(config: RunConfig) -> list[str]:
-    """Return how much of a plan an earlier one has done."""
+    """Return how much of a plan an earlier one has done, and that one."""
+    lines: list[str] = []
+    if config.goes_on_from:
+        lines.append(f"It goes on from the plan {config.goes_on_from}.")
     reused = sum(len(step.reused) for step in config.steps)
     if not reused:
-        return []
+        return lines
     done = [step for step in config.steps if step.at_most and not step.new_runs]
     are = "is" if len(done) == 1 else "are"
     more = "nothing" if config.free else f"at most {format_usd(config.max_cost_micros, exact=True)}"
-    return [
+    lines.append(
         f"{len(done)} of {counted(len(config.steps), 'step')} {are} done:"
         f" the results of {counted(reused, 'earlier run')} count, and cost nothing again; {more} more."
-    ]
+    )
+    return lines
+
+
+def again_lines(config: RunConfig) -> list[str]:
+    """Return a line for each step of which an earlier plan has runs that do not count again: why that is so."""
+    return [f'The step "{step.id}" runs again: {step.again_why}.' for step in config.steps if step.again_why]
 
 
 def reused_lines(config: RunConfig, now_us: int) -> list[str]:
@@ -392,7 +404,7 @@ def _reads_private(config: RunConfig) -> str:
         return named_path(config.workspace)
     if config.foreign:
         return "other MCP servers"
-    return "the notes in memory" if "memory" in config.tools else ""
+    return "the notes in memory" if reads_memory(config) else ""
 
 
 def _step_topics(config: RunConfig, brief: Brief) -> dict[str, list[str]]:

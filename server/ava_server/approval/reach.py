@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ava_roles.mcp_client.server_tools import server_of
 from ava_roles.tool import ToolSpec
+from ava_roles.tools.registry import tool_specs
 from ava_roles.wrap import list_names
 from ava_server.approval.plain_text import named_path
 from ava_server.core.ids import IN_PROCESS
@@ -231,6 +232,11 @@ def reaches_out(config: RunConfig) -> bool:
 def reads_outside(config: RunConfig) -> bool:
     """Tell whether what a run finds may be different the next day: it reads the web, or asks a person or a server."""
     return reaches_out(config) or bool(config.foreign) or config.questions > 0
+
+
+def reads_memory(config: RunConfig) -> bool:
+    """Tell whether a run can read the notes in memory."""
+    return any(spec.memory for name, spec in tool_specs().items() if name in config.tools)
 
 
 def changes_outside(config: RunConfig) -> bool:

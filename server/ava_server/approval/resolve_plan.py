@@ -43,12 +43,14 @@ class KnownWork:
     Attributes:
         reused: The runs whose results are used again.
         repeats: Runs with effects outside Ava that would happen a second time.
+        again_why: Why other runs of it do not count again; empty where there is none.
         items: The length of the list that the step goes through; None if it has no list, or its length is not known.
     """
 
     reused: tuple[ReusedRun, ...] = ()
     repeats: tuple[str, ...] = ()
     items: int | None = None
+    again_why: str = ""
 
     def at_most(self, approved: int) -> int:
         """Return the greatest number of the step's runs, including the reused ones."""
@@ -75,12 +77,13 @@ def resolve_plan(
     background: bool,
     asked: dict[str, object],
     known: Mapping[str, KnownWork] = MappingProxyType({}),
+    goes_on_from: str = "",
 ) -> tuple[RunConfig, Brief]:
     """Return the configuration of a plan, and its texts.
 
     Without `max_cost_cents` the cost cap is the sum of the caps of its runs. Without `timeout` the time is that of its
     longest chain of steps, rounded up to hours, at most 30 days. `asked` has the arguments of the call without texts,
-    for a retry. `known` has what an earlier plan has done, by step id.
+    for a retry. `known` has what an earlier plan has done, by step id; `goes_on_from` is that plan.
 
     Raises:
         BadInput: The cost cap is too low for useful work in one of the steps.
@@ -99,7 +102,7 @@ def resolve_plan(
         asked=asked,
         name=args.name,
         task_id=args.task_id,
-    )
+    ).model_copy(update={"goes_on_from": goes_on_from})
     by_id = {one.step.id: one.brief.model_copy(update={"step": one.step.id}) for one in resolved}
     brief = Brief(
         task=f"A plan of {len(steps)} steps. The first: {by_id[steps[0].id].task}",
@@ -186,6 +189,7 @@ def _step_config(one: ResolvedStep, most_micros: int, timeout_s: float | None, k
         if_fails=step.if_fails,
         reused=known.reused,
         repeats=known.repeats,
+        again_why=known.again_why,
     )
 
 

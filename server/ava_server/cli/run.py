@@ -74,6 +74,7 @@ class RunRequest:
         as_json: Print the results as one JSON object.
         out: A file for the results.
         artifacts: A folder for the runs' files.
+        steps_file: The file that has the steps of a plan.
         withdraws: What was proposed and is not started is rejected, also after an error or Ctrl-C.
     """
 
@@ -87,6 +88,7 @@ class RunRequest:
     out: Path | None = None
     artifacts: Path | None = None
     withdraws: bool = False
+    steps_file: str | None = None
 
 
 class _Option(NamedTuple):
@@ -248,6 +250,7 @@ def run_command(
         as_json=as_json,
         out=out,
         artifacts=artifacts,
+        steps_file=None if steps is None else str(steps.resolve()),
     )
     raise typer.Exit(run_async(_run, checked_settings(request), request))
 
@@ -421,6 +424,7 @@ async def _run(settings: Settings, request: RunRequest) -> int:
     if folder is not None:
         roots = (str(folder),)
     async with open_service(settings, "ava run", asked=not request.yes, runs=True, roots=roots) as (runtime, service):
+        service.session.steps_file = request.steps_file
         run_ids = await approve(runtime, service, request)
         if not run_ids:
             return NOT_APPROVED

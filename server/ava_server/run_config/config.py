@@ -70,6 +70,7 @@ class StepConfig(BaseModel, frozen=True, extra="ignore"):
         listed_most: What the call gave as `at_most`; above it, where the length of its list was known already.
         reused: The runs of an earlier plan that it need not repeat.
         repeats: Runs of an earlier plan that had effects outside, and that it does again.
+        again_why: Why runs of an earlier plan do not count for it, in a few words; empty where there is none.
         run: Its run, where that was proposed by itself and approved together with others; empty for any other step.
     """
 
@@ -83,6 +84,7 @@ class StepConfig(BaseModel, frozen=True, extra="ignore"):
     listed_most: int = 1
     reused: tuple[ReusedRun, ...] = ()
     repeats: tuple[str, ...] = ()
+    again_why: str = ""
     run: str = ""
 
     @property
@@ -173,6 +175,9 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     # The arguments of the call without the texts: the defaults of a retry or a fresh proposal.
     asked: dict[str, Any] = {}
     steps: tuple[StepConfig, ...] = ()  # of a plan, each after all that it needs; empty for a single run
+    # Files in its folder from which the steps of its plan were read: to change them changes nothing of its work.
+    steps_files: tuple[str, ...] = ()
+    goes_on_from: str = ""  # the earlier plan from which a plan goes on; else empty
 
     @property
     def likely_micros(self) -> tuple[int, int] | None:

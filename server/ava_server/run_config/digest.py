@@ -46,6 +46,8 @@ def _covered(config: RunConfig) -> dict[str, Any]:
         ("project_files", ()),
         ("project_origin", ""),
         ("project_left_out", ()),
+        ("steps_files", ()),
+        ("goes_on_from", ""),
     )
     unchanged = {name for name, older_value in newer if getattr(config, name) == older_value}
     covered = config.model_dump(mode="json", exclude=_ESTIMATES | unchanged)
@@ -59,7 +61,7 @@ def _covered(config: RunConfig) -> dict[str, Any]:
     if config.steps:
         steps: list[dict[str, Any]] = []
         for step in config.steps:
-            fields = step.model_dump(mode="json", exclude={"config"})
+            fields = step.model_dump(mode="json", exclude={"config"} if step.again_why else {"config", "again_why"})
             steps.append({**fields, "config": _covered(step.config)})
         covered["steps"] = steps
     return covered

@@ -50,6 +50,7 @@ class Session:
         mentioned: Runs whose end, more than an hour ago, an answer of this session has mentioned.
         seen: What each run looked like at the last poll: a poll without news is not logged.
         admin: It is the data root's owner at a terminal, who may see, cancel and resume the runs of all users.
+        steps_file: The file of a person's command that has the steps of a plan.
     """
 
     user: str
@@ -71,6 +72,7 @@ class Session:
     mentioned: set[str] = field(default_factory=set[str])
     seen: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
     admin: bool = False
+    steps_file: str | None = None
 
     @property
     def remote(self) -> bool:

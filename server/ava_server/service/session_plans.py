@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -11,9 +14,10 @@ import anyio.to_thread
 
 from ava_audit.events import RunStarted
 from ava_audit.rows import RunRow, StepRunRow
-from ava_audit.units import US_PER_S, now_us
+from ava_audit.units import US_PER_S, format_duration, now_us
 from ava_audit.view import View
 from ava_roles.tools.registry import specs_of
+from ava_server.approval.plain_text import quoted
 from ava_server.approval.proposals import brief_of
 from ava_server.approval.reach import changes_outside, reads_outside
 from ava_server.approval.requests import PlanArgs, read_context_runs
@@ -29,6 +33,7 @@ from ava_server.run_config.parts import EarlierRun
 from ava_server.runs.plan.plan import PlanInputs, PlanLog, task_with_names
 from ava_server.runs.record.plan_state import ended_well, result_of, reused_rows
 from ava_server.runs.turn.context import ConfigNotSupported
+from ava_server.runs.turn.reuse import CHANGED, changed_paths, differing_parts
 from ava_server.service.access import Access, Operations
 from ava_server.service.record import CallContext
 
@@ -50,7 +55,7 @@ class PlanResolver(Operations):
             BadInput: Names up to ten steps that cannot run as they are, each with what to do; or nothing is left to do.
             Refused: They take too long to check.
         """
-        resolved, first_context = await self._resolve_steps(args, steps, caller)
+        resolved, first_context = await self._resolve_steps(args, steps, caller, self._steps_files(before))
         background = first_context.background
         arguments = args.model_dump(exclude_unset=True, exclude={"steps", "rationale", "ask", "retry_of", "again"})
         config, brief = resolve_plan(args, resolved, background=background, asked=arguments)
@@ -62,11 +67,23 @@ class PlanResolver(Operations):
                 f"retry_of: every step of {label(before)} is done and unchanged, so there is nothing to run; name"
                 " steps in `again` to run them anew"
             )
-        config, brief = resolve_plan(args, resolved, background=background, asked=arguments, known=known)
+        config, brief = resolve_plan(
+            args, resolved, background=background, asked=arguments, known=known, goes_on_from=before.id
+        )
         return config, brief, first_context
 
+    def _steps_files(self, before: RunRow | None) -> tuple[str, ...]:
+        """Return the files from which the steps of a plan and of the one before it were read."""
+        files: dict[str, None] = {}
+        if self._session.steps_file is not None:
+            files[self._session.steps_file] = None
+        if before is not None:
+            for step in config_of(before.config).steps:
+                files.update(dict.fromkeys(step.config.steps_files))
+        return tuple(sorted(files))
+
     async def _resolve_steps(
-        self, args: PlanArgs, steps: Sequence[PlannedStep], caller: CallContext
+        self, args: PlanArgs, steps: Sequence[PlannedStep], caller: CallContext, steps_files: tuple[str, ...]
     ) -> tuple[list[ResolvedStep], ResolveContext]:
         """Return the resolved steps, and the context of the first. Raises BadInput with all faults at once, Refused."""
         contexts: dict[tuple[Any, ...], ResolveContext] = {}
@@ -78,7 +95,8 @@ class PlanResolver(Operations):
                 for step in steps:
                     context = await self._context(step, contexts, caller)
                     try:
-                        resolved.append(await self._resolve_step(step, by_id, context, caller.degraded))
+                        one = await self._resolve_step(step, by_id, context, caller.degraded)
+                        resolved.append(_without_files(one, steps_files))
                     except ToolMissing as error:
                         faults.add(step.id, self._access.explain(error))
                     except (AvaError, ConfigNotSupported) as error:
@@ -149,6 +167,52 @@ class PlanResolver(Operations):
         return await anyio.to_thread.run_sync(resolve)
 
 
+@dataclass(frozen=True)
+class _Unequal:
+    """A run that is to happen, and ended runs of its step of which none is equal.
+
+    Attributes:
+        mark: Its mark; None where it can have none.
+        others: These runs with their marks.
+    """
+
+    mark: str | None
+    others: Sequence[tuple[str | None, StepRunRow]]
+
+    def why(self, config: RunConfig) -> str:
+        """Return why none of them counts, by the one that is most like it; empty where no other is left. Blocking."""
+        marked = [(mark, row) for mark, row in self.others if mark is not None]
+        if not self.others:
+            return ""
+        if self.mark is None or not marked:
+            return "what it can read is too much to be compared, or cannot be read"
+        ours = self.mark
+        parts, row = min(((differing_parts(ours, mark), row) for mark, row in marked), key=lambda each: len(each[0]))
+        reasons: list[str] = []
+        for part in parts:
+            reason = CHANGED[part]
+            if part == "folder" and config.workspace is not None:
+                paths = changed_paths(config.workspace, config.steps_files, row.started_us or 0)
+                reason += _paths_words(paths)
+            reasons.append(reason)
+        return ", and ".join(reasons)
+
+
+MOST_PATHS = 3
+"""Most changed paths of a folder that a proposal names."""
+PATH_CHARS = 60
+
+
+def _paths_words(paths: Sequence[str]) -> str:
+    """`: "plan.toml"`; of many the first, and how many more; empty without any."""
+    if not paths:
+        return ""
+    words = ", ".join(quoted(path, PATH_CHARS) for path in paths[:MOST_PATHS])
+    if len(paths) > MOST_PATHS:
+        words += f" and {len(paths) - MOST_PATHS:,} more"
+    return f": {words}"
+
+
 class _EarlierPlan(Operations):
     """Finds the runs of an earlier plan for which a proposed one need not pay again.
 
@@ -162,6 +226,7 @@ class _EarlierPlan(Operations):
         self._config = config
         self._briefs = {step.id: brief.of_step(step.id) for step in config.steps}
         self._again = frozenset(args.again or ())
+        self._reuse_s = args.reuse_s
         self._oldest_us = now_us() - int(args.reuse_s * US_PER_S)
         self._inputs = PlanInputs(self._runtime.render_result, self._runtime.day_caps)
 
@@ -170,18 +235,26 @@ class _EarlierPlan(Operations):
         known: dict[str, KnownWork] = {}
         done: set[str] = set()  # the steps of which every run is done and unchanged
         for step in self._config.steps:
-            if done.issuperset(step.needs):
+            first = [name for name in step.needs if name not in done]
+            if not first:
                 work = await self._work_of(step, known)
             else:  # an earlier step runs again, so the inputs of this one are not known yet
-                work = await self._store.read(partial(self._changed_work, step=step))
+                work = await self._store.read(partial(self._changed_work, step=step, first=first))
             known[step.id] = work
             if _is_done(work, step):
                 done.add(step.id)
         return known
 
-    def _changed_work(self, view: View, step: StepConfig) -> KnownWork:
-        """Return the work of a step of which nothing is reused: only the runs that would happen a second time."""
-        return KnownWork(repeats=self._repeats(view, step, 1))
+    def _changed_work(self, view: View, step: StepConfig, first: Sequence[str]) -> KnownWork:
+        """Return the work of a step of which nothing is reused: only the runs that would happen a second time.
+
+        `first`: the steps that it needs and that run before it.
+        """
+        why = ""
+        if any(row.step == step.id for row in self._ended_runs(view, step)):
+            named = ", ".join(f'"{name}"' for name in first)
+            why = f"it needs the step{'s' if len(first) > 1 else ''} {named}"
+        return KnownWork(repeats=self._repeats(view, step, 1), again_why=why)
 
     async def _work_of(self, step: StepConfig, known: Mapping[str, KnownWork]) -> KnownWork:
         """Return what the earlier plan has done of a step whose inputs are known; `known` is that of earlier steps."""
@@ -191,33 +264,54 @@ class _EarlierPlan(Operations):
         mark_of_run = await anyio.to_thread.run_sync(setup.marker, self._session.user, step.config, brief)
         brief = brief.model_copy(update={"task": task_with_names(step, brief)})
 
-        def query(view: View) -> KnownWork:
+        def query(view: View) -> tuple[KnownWork, _Unequal | None]:
             log = PlanLog(view, self._before, self._inputs, now_us(), str, proposed)
             length: int | None = None
             items: list[int | None] = [None]  # a step without a list has one run, which has no item
             if step.foreach is not None:
                 counted = log.items(step)
                 if isinstance(counted, str):  # why there is no list
-                    return KnownWork()
+                    return KnownWork(), None
                 length = counted
                 items = list(range(1, min(length, step.at_most) + 1))
-            reusable: dict[str | None, StepRunRow] = {}
+            reusable: dict[str | None, list[StepRunRow]] = {}
             if step.id not in self._again:
                 for row in self._candidates(view, step):
-                    reusable[_mark_of(view, row)] = row
+                    reusable.setdefault(_mark_of(view, row), []).append(row)
             reused: list[ReusedRun] = []
+            unequal: _Unequal | None = None
             if reusable:
                 for item in items:
                     inputs = log.inputs_of(step, item)
                     earlier = [run.id for run in step.config.context_from] + [row.id for row in inputs.runs]
                     mark = mark_of_run(brief, inputs.texts, earlier)
-                    if mark is not None and mark in reusable:  # the same texts, inputs and configuration
-                        row = reusable[mark]
+                    equal = reusable.get(mark) if mark is not None else None
+                    if equal:  # the same texts, inputs and configuration; each result counts once
+                        row = equal.pop(0)
                         reused.append(ReusedRun(id=row.id, item=item, ended_us=row.ended_us or 0))
-            repeats = self._repeats(view, step, len(items) - len(reused))
-            return KnownWork(tuple(reused), repeats, length)
+                    elif unequal is None:
+                        others = [(other, row) for other, rows in reusable.items() for row in rows]
+                        unequal = _Unequal(mark, [each for each in others if each[1].step == step.id])
+            left = len(items) - len(reused)
+            why = self._why_none(view, step) if left and not reusable else ""
+            return KnownWork(tuple(reused), self._repeats(view, step, left), length, why), unequal
 
-        return await self._store.read(query)
+        work, unequal = await self._store.read(query)
+        if unequal is not None:
+            why = await anyio.to_thread.run_sync(unequal.why, step.config)
+            work = replace(work, again_why=why)
+        return work
+
+    def _why_none(self, view: View, step: StepConfig) -> str:
+        """Return why no run of the earlier plan's step may count again; empty where there is none."""
+        ended = [row for row in self._ended_runs(view, step) if row.step == step.id]
+        if not ended:
+            return ""
+        if step.id in self._again:
+            return "`again` names it"
+        if not any(ended_well(row, step.config, result_of(view, row)) for row in ended):
+            return "it has no usable result"
+        return f"its result is older than {format_duration(self._reuse_s)}"
 
     def _with_reused(self, known: Mapping[str, KnownWork]) -> RunConfig:
         """Return the proposed plan with the runs that its steps reuse, as far as they are known."""
@@ -236,18 +330,42 @@ class _EarlierPlan(Operations):
         return [row for row in rows if ended_well(row, step.config, result_of(view, row))]
 
     def _ended_runs(self, view: View, step: StepConfig) -> list[StepRunRow]:
-        """Return the ended runs of the earlier plan's step, and those that it reused itself."""
-        rows = [row for row in view.step_runs(self._before.id) if row.step == step.id and row.ended]
+        """Return the ended runs of the earlier plan's step, and those that it reused itself.
+
+        The runs of steps that the proposed plan does not have follow: the step may have been renamed.
+        """
+        own: list[StepRunRow] = []
+        of_others: list[StepRunRow] = []
+        rows = [row for row in view.step_runs(self._before.id) if row.ended]
         for earlier in config_of(self._before.config).steps:
-            if earlier.id == step.id:
-                rows += reused_rows(view, earlier)
-        return rows
+            rows += reused_rows(view, earlier)
+        for row in rows:
+            if row.step == step.id:
+                own.append(row)
+            elif row.step not in self._briefs:
+                of_others.append(row)
+        return own + of_others
 
     def _repeats(self, view: View, step: StepConfig, left: int) -> tuple[str, ...]:
         """Return the earlier runs of a step with effects outside Ava, if its `left` new runs would have them again."""
         if left == 0 or not changes_outside(step.config):
             return ()
-        return tuple(row.id for row in self._ended_runs(view, step) if row.started_us is not None)
+        rows = [row for row in self._ended_runs(view, step) if row.step == step.id]
+        return tuple(row.id for row in rows if row.started_us is not None)
+
+
+def _without_files(one: ResolvedStep, steps_files: Sequence[str]) -> ResolvedStep:
+    """Return a step for whose folder these files do not count, where they lie in it."""
+    folder = one.config.workspace
+    if folder is None:
+        return one
+    real_folder = Path(os.path.realpath(folder))
+    inside: list[str] = []
+    for file in steps_files:
+        real_file = Path(os.path.realpath(file))
+        if real_folder in real_file.parents:
+            inside.append(str(Path(folder) / real_file.relative_to(real_folder)))
+    return replace(one, config=one.config.model_copy(update={"steps_files": tuple(inside)}))
 
 
 def _is_done(work: KnownWork, step: PlannedStep | StepConfig) -> bool:

@@ -28,6 +28,7 @@ from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.shell import RunBash
 from ava_server.approval.proposals import brief_of, project_of
+from ava_server.approval.reach import reads_memory
 from ava_server.approval.scope import (
     confinement_of,
     remove_workbenches,
@@ -62,7 +63,7 @@ from ava_server.runs.turn.first_call import started, with_cost_figures
 from ava_server.runs.turn.folders import OpenFolders, RunFolders
 from ava_server.runs.turn.prompt_prefix import PromptPrefixes
 from ava_server.runs.turn.resources import RunResources
-from ava_server.runs.turn.reuse import folder_state, run_mark
+from ava_server.runs.turn.reuse import folder_state, notes_state, run_mark
 from ava_server.runs.turn.run_tools import (
     RESULT_CHARS,
     ReadSkill,
@@ -235,7 +236,7 @@ class RunSetup:
         """Return what the run starts with; for a step of a plan, with the mark by which a later plan recognises it."""
         if run.step is None or prefix.mark is not None or history.task is None:
             return prefix
-        mark = await self._mark(config, prefix, brief, history.task.inputs or ())
+        mark = await self._mark(run.user_id, config, prefix, brief, history.task.inputs or ())
         return prefix.model_copy(update={"mark": mark})
 
     def _tool_context(self, place: OpenFolders, sandbox: Sandbox | None) -> ToolContext:
@@ -250,28 +251,31 @@ class RunSetup:
         )
 
     async def _mark(
-        self, config: RunConfig, prefix: RunStarted, brief: Brief, inputs: Sequence[Mapping[str, str]]
+        self, user: str, config: RunConfig, prefix: RunStarted, brief: Brief, inputs: Sequence[Mapping[str, str]]
     ) -> str | None:
         """Return the mark by which a later plan recognises the work of a run; None where it can have none."""
         try:
-            marker = await self.folders.in_time(lambda: self._marker(config, prefix))
+            marker = await self.folders.in_time(lambda: self._marker(user, config, prefix))
         except (AvaError, ConfigNotSupported) as error:  # it runs without a mark, and is not recognised later
             log.warning("the work of a step is not marked: %s", error)
             return None
         return marker(brief, inputs, [run.id for run in config.context_from])
 
-    def _marker(self, config: RunConfig, prefix: RunStarted) -> Marker:
-        """Return what makes the marks of a step's runs, with its folder as it is now. Blocks. Raises ConfigError."""
+    def _marker(self, user: str, config: RunConfig, prefix: RunStarted) -> Marker:
+        """Return what makes the marks of a step's runs, with what they can read now. Blocks. Raises ConfigError."""
         key = root_key(self._resources.settings.paths.question_key)
-        state = None if self.travel.is_elsewhere(config) else folder_state(config.workspace)
+        state = None if self.travel.is_elsewhere(config) else folder_state(config.workspace, config.steps_files)
+        notes: str | None = ""
+        if reads_memory(config):
+            notes = notes_state(self._resources.memory(user))
 
         def mark(brief: Brief, inputs: Sequence[Mapping[str, str]], earlier: Sequence[str]) -> str | None:
             words = brief.model_dump(include={"task", "context", "system_prompt"})
             if brief.project:
                 words["project"] = list(project_of(brief) or ())
-            if state is None:
+            if state is None or notes is None:
                 return None
-            return run_mark(key, config, prefix, words, inputs, earlier, state)
+            return run_mark(key, config, prefix, words, inputs, earlier, state, notes)
 
         return mark
 
@@ -282,7 +286,7 @@ class RunSetup:
         """
         ask = self._ask(config, History(""))
         tools = self.tools(user, config, History(""), Path(), RunMcpServers(), ask)
-        return self._marker(config, self.prefix(config, brief, tools, self.choice(config), None))
+        return self._marker(user, config, self.prefix(config, brief, tools, self.choice(config), None))
 
     # -- what a replay takes from its recording instead ---------------------------------------------------------------
 

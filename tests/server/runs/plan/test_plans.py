@@ -66,6 +66,19 @@ async def test_an_approval_drops_steps_with_what_needs_them(tmp_path: Path) -> N
         assert [row.step for row in rows] == ["find"]
 
 
+async def test_a_proposal_warns_that_notes_in_memory_can_leave(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, plans.write_notes, config=PRICED) as lab:
+        notes = lab.runtime.settings.paths.memory
+        notes.mkdir(mode=0o700, exist_ok=True)
+        (notes / "prices.md").write_text("Otter: 12 cents\n")
+        steps = [
+            plans.step("remember", "What do we know?", tools=["recall"]),
+            plans.step("publish", "Find a page about {{remember}}", tools=["read_webpages"]),
+        ]
+        proposal = await lab.call("spawn_subagent", steps=steps)
+        assert "(the notes in memory) can leave this machine" in proposal.message, proposal.message
+
+
 async def test_cancelling_a_plan_ends_its_runs(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("", gate=gate)], config=PRICED) as lab:

@@ -14,6 +14,7 @@ from support.runtime import PRICED, open_lab, submit
 from ava_audit.retention import erase_run
 from ava_audit.view import View
 from ava_server.cli.run import _folder_of
+from ava_server.run_config.config import config_of
 from ava_server.runs.turn.reuse import folder_state
 from ava_server.service import session_plans as service_plans
 
@@ -176,3 +177,94 @@ def test_a_new_commit_on_the_branch_changes_the_state_of_a_folder(tmp_path: Path
     assert folder_state(str(tmp_path)) != after
     assert folder_state(None) == ""
     assert folder_state(str(tmp_path / "gone")) is None
+
+
+async def test_each_result_counts_once_for_a_list_whose_task_names_no_item(tmp_path: Path) -> None:
+    done = 0
+
+    def work(request: dict[str, Any]) -> Say | Fail:
+        nonlocal done
+        if "List the changed modules" in json.dumps(request):
+            return submit({"items": ["a", "b", "c", "d"]})
+        done += 1
+        return submit("yes") if done == 1 else Fail(400)
+
+    vote = {"id": "vote", "role": "researcher", "foreach": "find.items", "at_most": 4, "task": "Vote yes or no."}
+    async with open_lab(tmp_path, work, config=PRICED) as lab:
+        first = await plans.finish(lab, [plans.FIND, vote], state="partial")
+        again = await lab.call("spawn_subagent", retry_of=first.id)
+        assert "the results of 2 earlier runs count" in again.message, again.message
+        config = config_of((await lab.run(again.group_id)).config)
+        assert [(step.id, len(step.reused), step.new_runs) for step in config.steps] == [("find", 1, 0), ("vote", 1, 3)]
+
+
+async def test_a_note_in_memory_that_changed_makes_the_runs_that_read_it_run_again(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [submit("12 cents")] * 3, config=PRICED) as lab:
+        notes = lab.runtime.settings.paths.memory
+        notes.mkdir(mode=0o700, exist_ok=True)
+        (notes / "prices.md").write_text("Otter: 12 cents\n")
+        recalls = plans.step("recall", "What does it cost?", tools=["recall"])
+        plain = plans.step("plain", "Look around.", tools=["read_file"])
+        first = await plans.finish(lab, [recalls, plain])
+        (notes / "prices.md").write_text("Otter: 13 cents\n")
+        again = await lab.call("spawn_subagent", retry_of=first.id)
+        assert "1 of 2 steps is done" in again.message, again.message
+        config = config_of((await lab.run(again.group_id)).config)
+    assert [step.again_why for step in config.steps] == ["the notes in memory have changed", ""]
+
+
+async def test_what_counts_no_more_is_named_with_the_reason_and_the_plan(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, plans.write_notes, config=PRICED) as lab:
+        (lab.workspace / "a.md").write_text("one")
+        first = await plans.finish(lab)
+        (lab.workspace / "a.md").write_text("another")
+        again = await lab.call("spawn_subagent", retry_of=first.id)
+        assert f"goes on from the plan {first.id}" in again.message, again.message
+        config = config_of((await lab.run(again.group_id)).config)
+        assert config.goes_on_from == first.id
+        assert [step.again_why for step in config.steps] == [
+            'the folder has changed: "a.md"', 'it needs the step "find"', 'it needs the step "read"',
+        ]  # fmt: skip
+        assert 'The step "find" runs again: the folder has changed: "a.md".' in again.message
+
+
+async def test_the_file_with_the_steps_does_not_count_as_part_of_the_folder(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, plans.write_notes, config=PRICED) as lab:
+        (lab.workspace / "a.md").write_text("one")
+        for name in ("plan.toml", "plan-2.toml"):
+            file = lab.workspace / name
+            file.write_text(f"the steps are in {name}")
+            lab.session.steps_file = str(file)
+            if name == "plan.toml":
+                first = await plans.finish(lab)
+        changed = [plans.FIND, plans.READ, {**plans.WRITE, "task": "Write the short notes from {{read}}."}]
+        again = await plans.propose(lab, changed, retry_of=first.id)
+        assert "2 of 3 steps are done" in again.message, again.message
+        config = config_of((await lab.run(again.group_id)).config)
+    assert [step.again_why for step in config.steps] == ["", "", "its task has changed"]
+
+
+async def test_a_renamed_step_is_not_paid_again(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, plans.write_notes, config=PRICED) as lab:
+        first = await plans.finish(lab, [plans.FIND, plans.step("notes", "Write the notes.")])
+        renamed = [{**plans.FIND, "id": "list_modules"}, plans.step("notes", "Write other notes.")]
+        again = await plans.propose(lab, renamed, retry_of=first.id)
+        assert "1 of 2 steps is done" in again.message, again.message
+
+
+def test_a_link_that_leads_elsewhere_changes_the_state_of_a_folder(tmp_path: Path) -> None:
+    for version in ("v1", "v2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "a.md").write_text(version)
+    link = tmp_path / "current"
+    link.symlink_to("v1")
+    before = folder_state(str(tmp_path))
+    link.unlink()
+    link.symlink_to("v2")
+    assert folder_state(str(tmp_path)) != before
+    outside = tmp_path.with_name("linked")
+    outside.symlink_to(tmp_path / "v1")
+    of_first = folder_state(str(outside))
+    outside.unlink()
+    outside.symlink_to(tmp_path / "v2")
+    assert folder_state(str(outside)) != of_first
