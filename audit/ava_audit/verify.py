@@ -98,7 +98,10 @@ def verify_backend(
     """Check the log of a backend as `verify` does."""
     try:
         with contextlib.closing(backend.open_to_check()) as db:
-            return _check_log(backend, db, head, since, mirror, on_progress or _no_progress)
+            report = _check_log(backend, db, head, since, mirror, on_progress or _no_progress)
+            if db.lost:
+                raise StoreUnavailable(f"{backend.place} was changed by another process while it was read; try again")
+            return report
     except backend.error as error:
         text = f"{backend.place} cannot be read as a log: {error}"
         if backend.is_damage(error):  # even its first page cannot be read

@@ -155,6 +155,22 @@ def connect(path: Path, *, readonly: bool = False) -> SqliteDatabase:
     return db
 
 
+def log_state(path: Path) -> tuple[bool, int, int, int]:
+    """Return whether a log has the two files beside it that one in use has, and what tells that its file was changed.
+
+    Raises OSError.
+    """
+    wal, shared = path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")
+    in_use = wal.is_file() and shared.is_file() and wal.stat().st_size > 0  # a full disk leaves empty ones
+    file = path.stat()
+    return in_use, file.st_ino, file.st_size, file.st_mtime_ns
+
+
+def has_unread_entries(path: Path) -> bool:
+    """Tell whether a log that is not in use has entries beside its file: a process died while it wrote."""
+    return file_size(path.with_name(f"{path.name}-wal")) > 0
+
+
 def file_size(path: Path) -> int:
     try:
         return path.stat().st_size

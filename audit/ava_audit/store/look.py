@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ava_audit.database import Database
-from ava_audit.store.connection import SqliteDatabase, uri_of
+from ava_audit.store.connection import SqliteDatabase, has_unread_entries, log_state, uri_of
 from ava_audit.store.sqlite import backend_of, log_file
 
 T = TypeVar("T")
@@ -87,22 +87,14 @@ def _opened(path: Path) -> Generator[OpenedLog]:
     """
     if not path.is_file():  # opening a pipe would wait for ever
         raise OSError("it is not a regular file")
-    wal = path.with_name(f"{path.name}-wal")
-    shared = path.with_name(f"{path.name}-shm")
-
-    def state() -> tuple[bool, int, int, int]:
-        file = path.stat()
-        in_use = wal.is_file() and shared.is_file() and wal.stat().st_size > 0  # a full disk leaves empty ones
-        return in_use, file.st_ino, file.st_size, file.st_mtime_ns
-
-    state_at_open = state()
+    state_at_open = log_state(path)
     in_use = state_at_open[0]
 
     def changed() -> bool:
         if in_use:
             return False
         try:
-            return state() != state_at_open
+            return log_state(path) != state_at_open
         except OSError:
             return True
 
@@ -110,5 +102,5 @@ def _opened(path: Path) -> Generator[OpenedLog]:
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, factory=SqliteDatabase)
     with contextlib.closing(connection) as db:
         db.execute("BEGIN")
-        partial = not in_use and wal.exists() and wal.stat().st_size > 0
+        partial = not in_use and has_unread_entries(path)
         yield OpenedLog(db, partial, changed)

@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, null
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 
@@ -136,15 +137,10 @@ class SqliteBackend:
         path = self.path
         if not path.is_file():
             raise StoreUnavailable(f"there is no log at {path}")
-        # A URI, because otherwise SQLite would create a file that was removed meanwhile.
-        db = sqlite3.connect(
-            uri_of(path, "mode=rw"),
-            uri=True,
-            timeout=5.0,
-            isolation_level=None,
-            check_same_thread=False,
-            factory=SqliteDatabase,
-        )
+        db = _open_unwritable(path)
+        if db is None:
+            # A URI, because otherwise SQLite would create a file that was removed meanwhile.
+            db = _connect_to_check(path, "mode=rw", SqliteDatabase)
         try:
             db.execute("PRAGMA query_only = ON")
             db.execute("PRAGMA wal_autocheckpoint = 0")
@@ -226,6 +222,49 @@ class SqliteBackend:
     def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
+
+
+class _FixedLog(SqliteDatabase):
+    """A log that is read as one unchanging file, because the files of one in use cannot be made beside it."""
+
+    state_at_open: tuple[bool, int, int, int] | None = None
+
+    @property
+    def lost(self) -> bool:  # type: ignore[override]
+        """Whether another process has opened or changed the file, so that what was read belongs to no one state."""
+        try:
+            return log_state(self._path()) != self.state_at_open
+        except OSError:
+            return True
+
+
+def _open_unwritable(path: Path) -> SqliteDatabase | None:
+    """Open a log on a medium that can only be read; None where the folder can be written.
+
+    Raises StoreUnavailable: its newest entries cannot be read there.
+    """
+    if os.access(path.parent, os.W_OK):
+        return None
+    state = log_state(path)
+    if state[0]:
+        return _connect_to_check(path, "mode=ro", SqliteDatabase)
+    if has_unread_entries(path):
+        raise StoreUnavailable(
+            f"a process died while it wrote to {path}, and its last entries cannot be read in a folder that can only be"
+            " read: copy the folder, and check the copy"
+        )
+    db = _connect_to_check(path, "mode=ro&immutable=1", _FixedLog)
+    db.state_at_open = state
+    return db
+
+
+_D = TypeVar("_D", bound=SqliteDatabase)
+
+
+def _connect_to_check(path: Path, options: str, kind: type[_D]) -> _D:
+    return sqlite3.connect(
+        uri_of(path, options), uri=True, timeout=5.0, isolation_level=None, check_same_thread=False, factory=kind
+    )
 
 
 def copy_log(path: Path, target: Path, on_progress: ProgressCallback | None = None) -> None:

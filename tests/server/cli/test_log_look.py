@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 import subprocess
 from pathlib import Path
 
@@ -94,21 +96,28 @@ READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift &&
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs a user namespace")
-@pytest.mark.parametrize("left", ["closed", "killed", "copied"])
+@pytest.mark.parametrize("left", ["closed", "alone", "killed", "copied"])
 async def test_commands_that_read_work_on_a_medium_that_is_only_read(tmp_path: Path, left: str) -> None:
-    """After a kill, the newest entries are in a file beside the database; a copy lacks the other one, their index."""
+    """After a kill, the newest entries are in a file beside the database; a copy lacks the other one, their index.
+
+    A log that every process has left has no file beside it.
+    """
     gate = Gate()
     with run_model_server([Say("One moment.", gate=gate)]) as models:
         async with serve_stdio(tmp_path / "data", env=model_env(models.base_url), cwd=tmp_path) as host:
             run_id = await host.start_run(task="What does an otter cost?")
             await until(gate.arrived.is_set)
-            if left != "closed":
+            if left in ("killed", "copied"):
                 host.process.kill()
                 await host.process.wait()
         gate.released.set()
     root = tmp_path / "data"
     if left == "copied":
         (root / "ava.db-shm").unlink()
+    if left == "alone":
+        with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        assert not (root / "ava.db-wal").exists()
     mount = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", READ_ONLY, "sh", str(root))
     if (await anyio.run_process([*mount, "true"], check=False)).returncode:
         pytest.skip("nothing can be mounted in a user namespace here")
@@ -125,7 +134,9 @@ async def test_commands_that_read_work_on_a_medium_that_is_only_read(tmp_path: P
         shown, said = done.stdout.decode(), done.stderr.decode()
         if left == "copied" and words[0] != "verify":
             assert "newest entries are missing" in said or "recovers its last" in shown, (words, shown, said)
-        elif left != "copied":
+        elif left == "copied":
+            assert "copy the folder, and check the copy" in said, said
+        else:
             assert (done.returncode, says in shown) == (0, True), (words, shown, said)
         assert "Traceback" not in said
     assert {path.name: path.read_bytes() for path in root.iterdir() if path.is_file()} == before
