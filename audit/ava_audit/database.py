@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from ava_audit.model_calls import LoggedCall
+
 ALL_ROWS = 2**62
 NEWEST_ENTRY = "SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1"
 
@@ -28,12 +30,14 @@ class Commit(NamedTuple):
         before: The newest `seq` before it.
         types: The types of its entries; None: they are not known.
         hash: The newest entry's, where this process has written it.
+        calls: What its entries say of model calls, where this process has written them.
     """
 
     head: int
     before: int = 0
     types: frozenset[str] | None = None
     hash: bytes = b""
+    calls: tuple[LoggedCall, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class Database(Protocol):
         ...
 
     def begin_write(self, ask: Callable[[], None] | None = None, /) -> None:
-        """Begin a transaction that writes. Raises Busy: try again; LogMoved: it is another log than before.
+        """Begin a transaction that writes. Raises Busy: try again; LogForked: it is another log than before.
 
         `ask` asks for rows that will be read, and is called where they can come with the answer.
         """

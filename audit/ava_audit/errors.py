@@ -4,6 +4,7 @@ AuditError
 ├── StoreUnavailable   the store did not answer in time, or its disk is full; nothing was written
 │   ├── OutcomeUnknown the store started a command and did not finish; it may have been written
 │   └── LogMoved       the log was removed, moved or replaced while it was open; nothing was written
+│       └── LogForked  the log on the server lost entries that this process knows, or is another: until a restart
 ├── SchemaNewer        a newer program has migrated the database; restart this one
 ├── SchemaOlder        an older program wrote the database, and this caller may not migrate it
 ├── StaleOwner         an event of an older generation, or of a run that is not running; nothing was written
@@ -37,6 +38,10 @@ class OutcomeUnknown(StoreUnavailable):
 
 class LogMoved(StoreUnavailable):
     """Raised when the log was removed, moved or replaced while it was open; nothing was written."""
+
+
+class LogForked(LogMoved):
+    """Raised, until a restart, once the log on the server has lost entries that this process knows, or is another."""
 
 
 class SchemaNewer(AuditError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ava_audit.errors import BlobRefused, LogMoved, StoreUnavailable
+from ava_audit.errors import BlobRefused, LogForked, StoreUnavailable
 from ava_audit.store.backend import Blob
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
@@ -163,9 +164,11 @@ def test_a_server_that_is_gone_is_one_sentence_without_the_password(
     assert server.password not in str(caught.value)
 
 
-def test_another_log_at_the_same_address_is_refused(blobs: PostgresBlobs, tmp_path: Path, asked: Any) -> None:
+def test_another_log_at_the_same_address_is_refused(
+    backend: PostgresBackend, blobs: PostgresBlobs, tmp_path: Path, asked: Any
+) -> None:
     asked.execute("UPDATE meta SET log_id = 'another'")
-    with pytest.raises(LogMoved, match="has another log"):
+    with contextlib.closing(backend), pytest.raises(LogForked, match="has another log"):
         blobs.put(file_of(tmp_path, b"x"), (RUN,), "input")
 
 

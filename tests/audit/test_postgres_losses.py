@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import time
@@ -11,15 +12,30 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from support.log import message, write
-from support.logs.on_postgres import WriteLoad, connect_to, cut_connections, lose_answer, mount, small_disk, verify_on
+from support.log import Life, message, run_who, write, write_each
+from support.logs.cutting import all_entries
+from support.logs.on_postgres import (
+    WriteLoad,
+    append_copy,
+    connect_to,
+    cut_connections,
+    lose_answer,
+    lose_entries,
+    mount,
+    small_disk,
+    verify_on,
+)
 from support.logs.store import open_store_at, stored_texts
 from support.postgres import PostgresServer
 
-from ava_audit.errors import LogMoved, OutcomeUnknown, StoreUnavailable
+from ava_audit.errors import LogForked, LogMoved, OutcomeUnknown, StoreUnavailable
+from ava_audit.events import CostUpdate, Event
 from ava_audit.postgres import server as postgres
+from ava_audit.postgres import session
+from ava_audit.postgres.backend import PostgresBackend
 from ava_audit.store import store
 from ava_audit.store.store import Outcome
+from ava_audit.unlogged import unlogged_files
 from ava_audit.view import View
 
 
@@ -145,12 +161,133 @@ async def test_a_database_that_was_made_anew_is_noticed(url: str, tmp_path: Path
 async def test_an_older_copy_of_the_log_is_noticed(url: str, tmp_path: Path) -> None:
     async with open_store_at(tmp_path, url) as log:
         await write(log, message("kept"), message("lost"))
-        with connect_to(url) as other:
-            other.execute("ALTER TABLE events DISABLE TRIGGER ALL")
-            other.execute("DELETE FROM events WHERE seq = 2")
-            other.execute("ALTER TABLE events ENABLE TRIGGER ALL")
-        with pytest.raises(LogMoved, match="an older copy of the log"):
+        lose_entries(url, after=1)
+        with pytest.raises(LogForked, match="an older copy of the log"):
             await write(log, message("a"))
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+@pytest.mark.parametrize("cut", [True, False], ids=["new connections", "the same connections"])
+async def test_a_log_that_lost_entries_is_refused_after_others_have_written_past_them(
+    url: str, tmp_path: Path, cut: bool, lost: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a failover to a server that was behind; a pooler may keep the connections of clients meanwhile."""
+    roots = [tmp_path / name for name in ("old", "restarted")]
+    for root in roots:
+        root.mkdir()
+    async with open_store_at(roots[0], url) as log:
+        await write(log, message("kept"))
+        for number in range(lost):
+            await write(log, message(f"lost {number}"))
+        lose_entries(url, after=1)
+        async with open_store_at(roots[1], url) as restarted:
+            if cut:
+                await anyio.to_thread.run_sync(cut_connections, url)
+            for number in range(lost + 2):
+                await write(restarted, message(f"new {number}"))
+            for _ in range(2):
+                with pytest.raises(LogForked, match=r"number \d is another one.*restart this server"):
+                    await write(log, message("by the old process"))
+            while log._moved is None:  # noqa: ASYNC110 - the store looks once a second
+                await anyio.sleep(0.05)
+            with pytest.raises(LogForked):
+                await log.read(View.head)
+            assert log.forked and not restarted.forked
+            await write(restarted, message("it goes on"))
+    async with open_store_at(roots[0], url) as log:
+        await write(log, message("after a restart"))
+    report = verify_on(roots[0], url, monkeypatch)
+    assert report.ok and report.entries == lost + 5
+
+
+async def test_an_idle_process_notices_the_loss_of_what_others_have_told_it(url: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    async with open_store_at(tmp_path, url) as idle, open_store_at(tmp_path / "other", url) as other:
+        await write(other, message("kept"))
+        assert await idle.wait_for_entry_after(0) == 1
+        await write(other, message("lost"))
+        assert await idle.wait_for_entry_after(1) == 2
+        assert isinstance(idle._backend, PostgresBackend)
+        while idle._backend._place.newest[0] < 2:  # noqa: ASYNC110 - it compares once a second
+            await anyio.sleep(0.05)
+        lose_entries(url, after=1)
+        with connect_to(url) as conn:
+            append_copy(conn)
+        await anyio.to_thread.run_sync(cut_connections, url)
+        for log in (idle, other):
+            while not log.forked:  # noqa: ASYNC110 - the store looks once a second
+                await anyio.sleep(0.05)
+
+
+async def test_a_process_whose_log_lost_entries_is_no_instance_of_it_any_more(url: str, tmp_path: Path) -> None:
+    """Otherwise its runs would be nobody's and everybody would wait for it."""
+    async with open_store_at(tmp_path, url) as log:
+        instances = log.instances(tmp_path / "instances", 2.0)
+        membership = await anyio.to_thread.run_sync(instances.join)
+        await write(log, message("kept"), message("lost"))
+        lose_entries(url, after=1)
+        with pytest.raises(LogForked):
+            await write(log, message("a"))
+        with pytest.raises(LogForked):
+            await anyio.to_thread.run_sync(membership.renew)
+        while membership.holds():  # noqa: ASYNC110 - until its lease has ended
+            await anyio.sleep(0.05)
+        await anyio.to_thread.run_sync(membership.remove)
+
+
+async def test_a_connection_to_a_replica_is_a_fault_that_passes(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica may be behind without having lost anything."""
+    async with open_store_at(tmp_path, url) as log:
+        await write(log, message("kept"))
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "_MEETS", session._MEETS.replace("pg_is_in_recovery()", "true"))
+            await anyio.to_thread.run_sync(cut_connections, url)
+            with pytest.raises(StoreUnavailable, match=r"only reads.*address of the primary server"):
+                await write(log, message("on the replica"))
+            assert not log.forked
+        await write(log, message("again"))
+
+
+async def test_what_a_process_knows_of_paid_calls_that_its_log_lost_is_written_down(url: str, tmp_path: Path) -> None:
+    life = Life("S-aaaaaa")
+    async with open_store_at(tmp_path, url) as log:
+        await write_each(log, life.all_events()[:-1])
+        known = await all_entries(log)
+        [settled] = [entry for entry in known if entry.type == "CostUpdate"]
+        [reserved] = [entry for entry in known if entry.type == "CostReserved"]
+        lose_entries(url, after=reserved.seq)
+        with pytest.raises(LogForked):
+            await write(log, message("a"))
+        (file,) = unlogged_files(tmp_path)
+        assert (file.lives, file.pid) == (True, os.getpid()) and "restart this server" in file.why
+        [call] = file.calls
+        assert (call.run, call.settlement, call.micros) == ("S-aaaaaa", "billed", settled.cost_micros)
+        # A call whose answer comes afterwards has its settlement there too.
+        fact = CostUpdate(turn=2, attempt=1, settlement="billed", tokens=5, cost_cents=0.02, reserved_micros=300)
+        await log.note_unlogged(
+            [Event(run_who(life.run_id), fact, life.run_id, cost_micros=200, model="p:m"), message("no call")]
+        )
+        (file,) = unlogged_files(tmp_path)
+        assert [each.turn for each in file.calls] == [1, 2]
+        assert file.spent_micros == call.micros + 200
+    (file,) = unlogged_files(tmp_path)
+    assert len(file.calls) == 2
+
+
+async def test_a_reservation_that_was_lost_counts_as_a_call_in_flight(url: str, tmp_path: Path) -> None:
+    async with open_store_at(tmp_path, url) as log:
+        for event in Life("S-aaaaaa").all_events():
+            await write(log, event)
+            if event.fact.type == "CostReserved":
+                break
+        lose_entries(url, after=log.head - 1)
+        with pytest.raises(LogForked):
+            await write(log, message("a"))
+        (file,) = unlogged_files(tmp_path)
+    [call] = file.calls
+    assert (call.settlement, file.spent_micros, file.held_micros) == ("in_flight", 0, call.micros) and call.micros > 0
 
 
 @pytest.mark.slow

@@ -21,15 +21,17 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from ava_audit.database import Busy, Commit, Database
-from ava_audit.errors import DataRootRefused, LogMoved, StoreUnavailable, is_thread_shortage
+from ava_audit.errors import DataRootRefused, LogForked, StoreUnavailable, is_thread_shortage
+from ava_audit.model_calls import ModelCall
 from ava_audit.postgres.blobs import PostgresBlobs
-from ava_audit.postgres.leases import LeasedInstances, SessionConnection
+from ava_audit.postgres.leases import FAILURES, LeasedInstances, SessionConnection
 from ava_audit.postgres.server import LOCK, PostgresDatabase
 from ava_audit.postgres.session import LogPlace, first_line
 from ava_audit.postgres.shared_files import PostgresSharedFiles
 from ava_audit.store import schema
 from ava_audit.store.backend import LEASE_S, MARK, VARIABLE, Instances, OlderSchema
 from ava_audit.store.locks import refuse_unfit
+from ava_audit.unlogged import UnloggedCalls
 
 log = logging.getLogger("ava.store")
 
@@ -73,7 +75,8 @@ class PostgresBackend:
 
     def __init__(self, root: Path, url: str) -> None:
         self._root = root
-        self._place = LogPlace()
+        self._unlogged = UnloggedCalls(root)
+        self._place = LogPlace(self._unlogged)
         try:
             parameters = conninfo_to_dict(url)
         except psycopg.Error:  # its text quotes the address, which may have a password
@@ -131,8 +134,7 @@ class PostgresBackend:
 
     def _claim(self, conn: psycopg.Connection[Any]) -> None:
         """Note in the data root which log it has; refuse another one, so that budgets do not start again from zero."""
-        row = conn.execute("SELECT log_id, (SELECT coalesce(max(seq), 0) FROM events) FROM meta").fetchone()
-        log_id, head = row or ("", 0)
+        (log_id,) = conn.execute("SELECT log_id FROM meta").fetchone() or ("",)
         mark = self._root / MARK
         known = mark.read_text("utf-8").strip() if mark.exists() else None
         if known is None:
@@ -145,13 +147,14 @@ class PostgresBackend:
                 f"{self.place} has another log than the one that {self._root} has used until now: give the address of"
                 f" that one, or use another data root. To use this log from now on, remove {mark}"
             )
-        self._place.check(log_id, head, head)
+        self._place.log_id = log_id
+        self._place.meet(conn)
 
     def connect(self, *, readonly: bool = False) -> PostgresDatabase:
         return PostgresDatabase(self._conninfo, self._place, readonly=readonly)
 
     def shared_files(self) -> PostgresSharedFiles:
-        return PostgresSharedFiles(self._conninfo, self.place, self.prepare)
+        return PostgresSharedFiles(self._conninfo, self._place, self.place, self.prepare)
 
     def open_to_check(self) -> PostgresDatabase:
         with self._opened() as (db, _conn):
@@ -168,12 +171,14 @@ class PostgresBackend:
         return nullcontext()
 
     def check_location(self) -> None:
-        """Tell what the last connection met."""
+        self._place.refuse_moved()
+
+    def note_unlogged(self, calls: Sequence[ModelCall]) -> None:
         if self._place.moved is not None:
-            raise LogMoved(self._place.moved)
+            self._unlogged.add(calls)
 
     def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
-        return LeasedInstances(folder, self._conninfo, self.place, lease_s)
+        return LeasedInstances(folder, self._conninfo, self._place, self.place, lease_s)
 
     @asynccontextmanager
     async def maintaining(self) -> AsyncGenerator[None]:
@@ -181,7 +186,7 @@ class PostgresBackend:
 
         Two at once do no harm: each notes progress only where it continues what was noted last.
         """
-        connection = SessionConnection(self._conninfo, CONNECT_S)
+        connection = SessionConnection(self._conninfo, self._place, CONNECT_S)
         try:
             held = False
             while not held:
@@ -219,7 +224,8 @@ class PostgresBackend:
     def blobs(self) -> PostgresBlobs:
         return PostgresBlobs(self._conninfo, self._place, self.place)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._unlogged.close()
 
     # -- errors and checks --------------------------------------------------------------------------------------------
 
@@ -264,7 +270,7 @@ def _keep_writers_out(db: PostgresDatabase, conn: psycopg.Connection[Any]) -> No
 def _try_lock(connection: SessionConnection) -> bool:
     try:
         return bool(connection.run("SELECT pg_try_advisory_lock(%s)", (MAINTAINER,))[0][0])
-    except (psycopg.Error, OSError) as error:  # tried again soon
+    except FAILURES as error:  # tried again soon
         log.debug("cannot take the lock of maintenance: %s", first_line(error))
         return False
 
@@ -272,7 +278,7 @@ def _try_lock(connection: SessionConnection) -> bool:
 def _commits(db: PostgresDatabase) -> list[Commit]:
     try:
         return db.commits()
-    except (psycopg.Error, LogMoved) as error:  # tried again at the next look; writers and readers report it
+    except (psycopg.Error, LogForked) as error:  # tried again at the next look; writers and readers report it
         log.debug("cannot check for new entries: %s", first_line(error))
         return []
 

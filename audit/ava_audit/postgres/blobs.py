@@ -14,7 +14,7 @@ from typing import IO, Any, TypeVar
 
 import psycopg
 
-from ava_audit.errors import BlobRefused, LogMoved, StoreUnavailable
+from ava_audit.errors import BlobRefused, StoreUnavailable
 from ava_audit.postgres.session import LogPlace, dial, first_line, passes
 from ava_audit.rows import WAITING
 from ava_audit.store.backend import Blob, Use
@@ -138,12 +138,9 @@ class PostgresBlobs:
 
     @contextmanager
     def _connected(self) -> Generator[psycopg.Connection[Any]]:
-        with contextlib.closing(dial(self._conninfo, readonly=False, channel=None)) as conn:
-            (log_id,) = conn.execute("SELECT log_id FROM meta").fetchone() or ("",)
-            if self._place.log_id not in (None, log_id):
-                raise LogMoved(f"{self._name} has another log than when this server started: restart it")
-            with conn.transaction():
-                yield conn
+        connected = contextlib.closing(dial(self._conninfo, self._place, readonly=False, channel=None))
+        with connected as conn, conn.transaction():
+            yield conn
 
 
 def _lock(conn: psycopg.Connection[Any], sha256: str) -> bool:

@@ -25,8 +25,8 @@ from typing import Any, LiteralString, NamedTuple
 import psycopg
 
 from ava_audit.database import Values
-from ava_audit.errors import StoreUnavailable
-from ava_audit.postgres.session import dial, first_line
+from ava_audit.errors import LogForked, StoreUnavailable
+from ava_audit.postgres.session import LogPlace, dial, first_line
 from ava_audit.store.backend import (
     LEASE_S,
     SHOWN_S,
@@ -43,6 +43,8 @@ from ava_audit.units import now_us, steady_s
 
 log = logging.getLogger("ava.store")
 
+FAILURES = (psycopg.Error, OSError, LogForked)
+"""Why a statement may fail."""
 RENEWALS = 4
 """Attempts to renew within a lease."""
 RENEWAL_TAKES_S = 1.0
@@ -86,15 +88,20 @@ class _Lease(NamedTuple):
 class SessionConnection:
     """A connection that is made when it is needed, and again after a loss. Each use ends within some seconds."""
 
-    def __init__(self, conninfo: Mapping[str, Any], most_s: float) -> None:
+    def __init__(self, conninfo: Mapping[str, Any], log_place: LogPlace, most_s: float) -> None:
         self._conninfo = {**conninfo, "application_name": "ava leases"}
+        self._log_place = log_place
         self._most_ms = str(int(most_s * 1000))
         self._lock = threading.Lock()
         self._conn: psycopg.Connection[Any] | None = None
 
     def run(self, sql: LiteralString, values: Values = ()) -> list[Any]:
-        """Run a statement and return its rows. Raises psycopg.Error: it failed twice."""
+        """Run a statement and return its rows.
+
+        Raises psycopg.Error: it failed twice; LogForked: the log is another one, where this process is nobody.
+        """
         with self._lock:
+            self._log_place.refuse_moved()
             try:
                 return self._run(sql, values)
             except psycopg.OperationalError:
@@ -107,7 +114,7 @@ class SessionConnection:
 
     def _run(self, sql: LiteralString, values: Values) -> list[Any]:
         if self._conn is None or self._conn.closed:
-            self._conn = dial(self._conninfo, readonly=False, channel=None)
+            self._conn = dial(self._conninfo, self._log_place, readonly=False, channel=None)
             self._conn.execute("SELECT set_config('statement_timeout', %s, false)", (self._most_ms,))
         cursor = self._conn.execute(sql, values)
         return cursor.fetchall() if cursor.description is not None else []
@@ -126,7 +133,13 @@ class LeaseMembership:
     """
 
     def __init__(
-        self, held: LockMembership, announcement: Announcement, lease_s: float, conninfo: Mapping[str, Any], place: str
+        self,
+        held: LockMembership,
+        announcement: Announcement,
+        lease_s: float,
+        conninfo: Mapping[str, Any],
+        log_place: LogPlace,
+        place: str,
     ) -> None:
         self.name = held.name
         self._held = held
@@ -134,7 +147,7 @@ class LeaseMembership:
             "name": held.name, "kind": announcement.kind, "host": socket.gethostname(), "pid": os.getpid(),
             "offers": json.dumps(dict(announcement.offers)), "lease_ms": int(lease_s * 1000),
         }  # fmt: skip
-        self._connection = SessionConnection(conninfo, lease_s / 2)
+        self._connection = SessionConnection(conninfo, log_place, lease_s / 2)
         self._address = announcement.address
         self._place = place
         self._lock = threading.Lock()
@@ -165,7 +178,9 @@ class LeaseMembership:
             if self._answers_since is None:  # a server that has just started has kept everybody from renewing
                 ((up_s,),) = self._connection.run(_UP_S)
                 self._answers_since = began - up_s
-        except (psycopg.Error, OSError) as error:
+        except FAILURES as error:
+            if isinstance(error, LogForked):
+                raise
             raise StoreUnavailable(f"{self._place} was not written: {first_line(error)}") from error
         if self._renew_by > float("-inf") and not self.holds():
             self._answers_since = steady_s()
@@ -183,7 +198,7 @@ class LeaseMembership:
             try:
                 self._connection.run(_SHOW, (self.name, json.dumps(dict(activities))))
                 self._is_showing = True
-            except (psycopg.Error, OSError) as error:
+            except FAILURES as error:
                 log.debug("what runs are doing is not shown: %s", first_line(error))
 
     def release(self) -> None:
@@ -207,7 +222,7 @@ class LeaseMembership:
             self._connection.run(sql, (self.name,))
             if self._is_showing:
                 self._connection.run("DELETE FROM activities WHERE name = %s", (self.name,))
-        except (psycopg.Error, OSError) as error:
+        except FAILURES as error:
             log.debug("the lease of %s is left to expire: %s", self.name, first_line(error))
         self._connection.close()
 
@@ -215,13 +230,16 @@ class LeaseMembership:
 class LeasedInstances:
     """The live processes on a log in Postgres; `folder` has this machine's lock files, `lease_s` is of this process."""
 
-    def __init__(self, folder: Path, conninfo: Mapping[str, Any], place: str, lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self, folder: Path, conninfo: Mapping[str, Any], log_place: LogPlace, place: str, lease_s: float = LEASE_S
+    ) -> None:
         self.folder = folder
         self._files = LockedInstances(folder)
         self._conninfo = conninfo
+        self._log_place = log_place
         self._place = place
         self._lease_s = lease_s
-        self._connection = SessionConnection(conninfo, 5.0)
+        self._connection = SessionConnection(conninfo, log_place, 5.0)
         self._lock = threading.Lock()
         self._own: LeaseMembership | None = None
         self._leases: dict[str, _Lease] = {}
@@ -230,7 +248,8 @@ class LeasedInstances:
         self._workers: tuple[float, Mapping[str, str]] = (float("-inf"), {})
 
     def join(self, announcement: Announcement = UNANNOUNCED, /) -> LeaseMembership:
-        membership = LeaseMembership(self._files.join(), announcement, self._lease_s, self._conninfo, self._place)
+        held = self._files.join()
+        membership = LeaseMembership(held, announcement, self._lease_s, self._conninfo, self._log_place, self._place)
         try:
             membership.renew()
         except StoreUnavailable:
@@ -251,7 +270,7 @@ class LeasedInstances:
             lease = self._all().get(name)
             if lease is None or lease.ends <= time.monotonic():  # it may have joined, or renewed, since they were read
                 lease = self._all(known_s=0).get(name)
-        except (psycopg.Error, OSError) as error:
+        except FAILURES as error:
             log.debug("cannot read the leases: %s", first_line(error))
             return True
         if lease is None or self._files.known_dead(name):
@@ -273,7 +292,7 @@ class LeasedInstances:
         """Return when its lease was renewed last, by the server's clock."""
         try:
             rows = self._connection.run(f"SELECT {_RENEWED_US} FROM leases WHERE name = %s", (name,))  # noqa: S608
-        except (psycopg.Error, OSError) as error:
+        except FAILURES as error:
             log.debug("cannot read the lease of %s: %s", name, first_line(error))
             return None
         return int(rows[0][0]) if rows else None
@@ -281,7 +300,7 @@ class LeasedInstances:
     def shown_seen_us(self, name: str, /) -> int | None:
         try:
             lease = self._all().get(name)
-        except (psycopg.Error, OSError) as error:
+        except FAILURES as error:
             log.debug("cannot read the leases: %s", first_line(error))
             return None
         return None if lease is None else lease.seen_us
@@ -294,7 +313,7 @@ class LeasedInstances:
         sql = f"SELECT address FROM leases WHERE name = %s AND {_EXPIRES} > clock_timestamp()"  # noqa: S608
         try:
             rows = self._connection.run(sql, (name,))
-        except (psycopg.Error, OSError) as error:
+        except FAILURES as error:
             log.warning("cannot look for another server: %s", first_line(error))
             return None
         return rows[0][0] or None if rows and not self._files.known_dead(name) else None
@@ -302,7 +321,7 @@ class LeasedInstances:
     def any_alive(self) -> bool:
         try:
             return any(self.alive(name) for name in self._all())
-        except (psycopg.Error, OSError):
+        except FAILURES:
             return True
 
     def live(self) -> list[LiveInstance]:
@@ -311,7 +330,7 @@ class LeasedInstances:
         sql = f"SELECT {columns} FROM leases WHERE {_EXPIRES} > clock_timestamp()"  # noqa: S608
         try:
             rows = self._connection.run(sql)
-        except (psycopg.Error, OSError) as error:
+        except FAILURES as error:
             raise StoreUnavailable(f"{self._place} cannot be read: {first_line(error)}") from error
         instances: list[LiveInstance] = []
         for name, host, kind, address, offers, silent_s in rows:
@@ -327,7 +346,7 @@ class LeasedInstances:
         sql = f"SELECT {columns} FROM leases WHERE {recent} ORDER BY renewed_at"  # noqa: S608
         try:
             rows = self._connection.run(sql, (FORGET_AFTER_S,))
-        except (psycopg.Error, OSError) as error:
+        except FAILURES as error:
             raise StoreUnavailable(f"{self._place} cannot be read: {first_line(error)}") from error
         return [
             LostInstance(name, host, kind, int(seen_us))
@@ -356,7 +375,7 @@ class LeasedInstances:
                 sql = f"SELECT name, doing FROM activities WHERE {_IS_SHOWN}"  # noqa: S608
                 try:
                     rows = self._connection.run(sql, (SHOWN_S,))
-                except (psycopg.Error, OSError) as error:
+                except FAILURES as error:
                     log.debug("cannot read what runs are doing: %s", first_line(error))
                     rows = []
                 activities = _activities_in(rows)
@@ -371,7 +390,7 @@ class LeasedInstances:
         try:
             self._connection.run(f"DELETE FROM activities WHERE NOT ({_IS_SHOWN})", (SHOWN_S,))  # noqa: S608
             self._connection.run(sql, (FORGET_AFTER_S, sorted(keep)))
-        except (psycopg.Error, OSError) as error:  # the next time tries again
+        except FAILURES as error:  # the next time tries again
             log.debug("old leases stay: %s", first_line(error))
 
     def close(self) -> None:

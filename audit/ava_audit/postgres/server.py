@@ -25,7 +25,7 @@ import psycopg
 
 from ava_audit.database import NEWEST_ENTRY, Busy, Commit, FoundRows, IndexQuery, IndexRow, Values
 from ava_audit.errors import OutcomeUnknown
-from ava_audit.postgres.session import LogPlace, dial, first_line, passes
+from ava_audit.postgres.session import STATE, LogPlace, LogState, dial, first_line, passes
 
 log = logging.getLogger("ava.store")
 
@@ -55,6 +55,8 @@ LOCK = 0x61_76_61
 CHANNEL = "ava_log"
 _NOTICE = re.compile(r"(\d+)(?: (\d+) ([A-Za-z ]*))?")
 """A commit as other processes are told of it: the newest entry; from 0.2.0 on also the newest before, and the types."""
+COMPARE_S = 1.0
+"""How often a process that only reads compares the log with the newest entry that it knows."""
 COMMIT = "COMMIT"
 FETCHED = 50
 """Rows that a stream fetches at once; a row may have 2 MB."""
@@ -67,7 +69,6 @@ WHERE locktype = 'advisory' AND granted AND classid = 0 AND objid = %s AND datna
     AND wait_event IN ('ClientRead', 'ClientWrite')
     AND greatest(state_change, query_start) < clock_timestamp() - %s * interval '1 second'
 """
-_BEGUN = f"SELECT log_id, version, seq, hash FROM meta LEFT JOIN ({NEWEST_ENTRY}) AS newest ON true"  # noqa: S608
 _INSERT = re.compile(r"(INSERT INTO .* VALUES )(\([?, ]+\))( ON CONFLICT .*)?")
 TOGETHER = 64
 """Rows that one statement inserts; none of them has the key of another."""
@@ -97,6 +98,7 @@ class PostgresDatabase:
         self._newest: tuple[int, bytes] | None = None
         self._seen = -1
         self._changes = 0
+        self._compared_s = float("-inf")
         self._streams = 0
         self._tokenizer: Tokenizer | None = None
 
@@ -126,14 +128,14 @@ class PostgresDatabase:
         return None if conn is None else conn.fileno()
 
     def open(self) -> psycopg.Connection[Any]:
-        """Return the connection, a new one after a loss. Raises psycopg.Error: it cannot be made."""
+        """Return the connection, a new one after a loss. Raises psycopg.Error: it cannot be made; LogForked."""
         conn = self._open_connection()
         if conn is not None:
             return conn
         self._conn = None
         self._seen = -1
         channel = CHANNEL if self._listens else None
-        conn = dial(self._conninfo, readonly=self._readonly, channel=channel)
+        conn = dial(self._conninfo, self._place, readonly=self._readonly, channel=channel)
         self._conn = conn
         return conn
 
@@ -216,20 +218,29 @@ class PostgresDatabase:
             self.open().execute(begin)
 
     def begin_write(self, ask: Callable[[], None] | None = None, /) -> None:
-        known = self._place.head
+        known = self._place.newest
         try:
+            self._place.refuse_moved()
             conn = self.open()
             self._pipeline = conn.pipeline()
             self._pipeline.__enter__()
             conn.execute("BEGIN")
             conn.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
-            cursor = conn.execute(_BEGUN)
+            cursor = conn.execute(cast("LiteralString", STATE), known[:1])
             if ask is not None:
                 ask()
-            log_id, self._version, seq, sha = cursor.fetchone() or ("", 0, 0, b"")
-            self._newest = (seq, sha) if seq else None
-            head = seq or 0
-            self._place.check(log_id, head, known)
+            state = LogState(*cursor.fetchone() or ("", 0, None, None, None))
+            if not self._place.has(state, known):
+                self.rollback()
+                self._place.meet(self.open())
+                raise Busy("the Postgres server had another log for a moment")
+            self._version = state.version
+            self._newest = None
+            head = 0
+            if state.seq is not None and state.hash is not None:
+                head = state.seq
+                self._newest = head, state.hash
+                self._place.know(*self._newest)
         except psycopg.Error as error:
             self.rollback()
             if not passes(error, self.lost):
@@ -244,7 +255,7 @@ class PostgresDatabase:
             raise
         if head != self._seen:
             self._changes += 1
-        self._seen = self._place.head = head
+        self._seen = head
 
     def end_stuck_writer(self) -> None:
         """End the session of a silent writer: no timeout of the server covers it, as a pipeline counts as active."""
@@ -278,7 +289,8 @@ class PostgresDatabase:
                 self._conn.close()
                 raise psycopg.errors.InFailedSqlTransaction("the transaction had failed before its end")
         if wrote is not None:
-            self._seen = self._place.head = wrote.head
+            self._seen = wrote.head
+            self._place.know(wrote.head, wrote.hash, wrote.calls)
 
     def _settle(self, commit: Commit | None, error: psycopg.Error) -> None:
         """Return if a commit was done whose answer was lost: the lock is free once the server ended it, either way."""
@@ -369,16 +381,15 @@ class PostgresDatabase:
         return False
 
     def commits(self) -> list[Commit]:
-        """Return what was heard of, or the newest entry. Raises psycopg.Error; LogMoved: it is another log."""
+        """Return what was heard of, or the newest entry. Raises psycopg.Error; LogForked: it is another log."""
         replaced, conn = self.lost, self.open()
-        heard, known = _drain(conn), self._place.head
-        if heard and not replaced:  # the same database as before: only its commits are told here
+        heard = _drain(conn)
+        # What is heard has no hash: the log is compared now and then also where much is heard.
+        if heard and not replaced and time.monotonic() < self._compared_s + COMPARE_S:
             return heard
-        log_id, head = conn.execute(
-            "SELECT log_id, (SELECT coalesce(max(seq), 0) FROM events) FROM meta"
-        ).fetchone() or ("", 0)
-        self._place.check(log_id, head, known)
-        return [Commit(int(head)), *_drain(conn)]
+        self._place.meet(conn)
+        self._compared_s = time.monotonic()
+        return [*heard, Commit(self._place.newest[0]), *_drain(conn)]
 
     # -- the text index -----------------------------------------------------------------------------------------------
 

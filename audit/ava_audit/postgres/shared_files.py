@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from ava_audit.errors import OutcomeUnknown, StoreUnavailable
-from ava_audit.postgres.session import dial, first_line, passes
+from ava_audit.postgres.session import LogPlace, dial, first_line, passes
 
 T = TypeVar("T")
 LOCK_WAIT_S = 5
@@ -23,8 +23,11 @@ _LOCKED = "55P03"
 class PostgresSharedFiles:
     """The shared files of one database. Every method blocks."""
 
-    def __init__(self, conninfo: Mapping[str, Any], place: str, prepare: Callable[[], object]) -> None:
+    def __init__(
+        self, conninfo: Mapping[str, Any], log_place: LogPlace, place: str, prepare: Callable[[], object]
+    ) -> None:
         self._conninfo = conninfo
+        self._log_place = log_place
         self._place = place
         self._prepare = prepare
         self._using = threading.RLock()
@@ -121,7 +124,7 @@ class PostgresSharedFiles:
 
     def _open(self) -> psycopg.Connection[Any]:
         if self._conn is None or self._conn.closed:
-            self._conn = conn = dial(self._conninfo, readonly=False, channel=None)
+            self._conn = conn = dial(self._conninfo, self._log_place, readonly=False, channel=None)
             if conn.execute("SELECT to_regclass('ava.documents')").fetchone() == (None,):
                 self._prepare()
         return self._conn

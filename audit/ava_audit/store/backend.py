@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ava_audit.database import Commit, Database
+from ava_audit.model_calls import ModelCall
 
 VARIABLE = "AVA_DATABASE_URL"
 SETTING = "database_url"
@@ -301,7 +302,14 @@ class Backend(Protocol):
         ...
 
     def check_location(self) -> None:
-        """Raise LogMoved if the log is not where it was opened any more; takes a few microseconds."""
+        """Raise LogMoved if the log is not where, or what, it was when it was opened; takes a few microseconds."""
+        ...
+
+    def note_unlogged(self, calls: Sequence[ModelCall]) -> None:
+        """Write down what model calls cost, once the log is found to be another that will not have them. Blocking.
+
+        Raises OSError.
+        """
         ...
 
     def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:

@@ -23,8 +23,19 @@ import anyio
 from ava_audit.database import NEWEST_ENTRY, Commit, Database
 from ava_audit.entries import GENESIS, ProgressCallback
 from ava_audit.errors import DataRootRefused, LogMoved, StoreUnavailable
+from ava_audit.model_calls import ModelCall
 from ava_audit.store.backend import LEASE_S, MARK, SETTING, VARIABLE, Backend, Instances, OlderSchema
-from ava_audit.store.connection import DAMAGED, SqliteDatabase, advice, connect, disk_fault, is_damaged, uri_of
+from ava_audit.store.connection import (
+    DAMAGED,
+    SqliteDatabase,
+    advice,
+    connect,
+    disk_fault,
+    has_unread_entries,
+    is_damaged,
+    log_state,
+    uri_of,
+)
 from ava_audit.store.locks import LockedInstances, NoLocks, WriteLock, refuse_unfit
 from ava_audit.store.schema import (
     SCHEMA_VERSION,
@@ -172,6 +183,9 @@ class SqliteBackend:
     def check_location(self) -> None:
         assert self._location is not None
         self._location.check()
+
+    def note_unlogged(self, calls: Sequence[ModelCall]) -> None:
+        """A file that was moved may come back: what is paid then waits in memory to be written."""
 
     def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
         return LockedInstances(folder, self.check_location)

@@ -26,11 +26,13 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from ava_audit.database import Commit, Database
-from ava_audit.errors import LogMoved, OutcomeUnknown, StoreUnavailable, is_thread_shortage
-from ava_audit.events import build_models
+from ava_audit.errors import LogForked, LogMoved, OutcomeUnknown, StoreUnavailable, is_thread_shortage
+from ava_audit.events import Event, build_models
+from ava_audit.model_calls import call_of
 from ava_audit.store.backend import LEASE_S, Backend, Instances, OlderSchema
 from ava_audit.store.sqlite import backend_of
 from ava_audit.store.writer import Checkpoint, Job, MaintenanceJob, Writer
+from ava_audit.units import now_us
 from ava_audit.view import Command, Outcome, Query, T, View, append
 
 READERS = 8
@@ -238,8 +240,8 @@ class Store:
         `about` is the run that it reads: the rows of all runs of a batch are read together.
         If the caller is cancelled while it waits, the command may or may not have run; the log tells. Raises
         StoreUnavailable: the writer did not start it within 5 s, or nothing could be written; LogMoved: the log was
-        removed, moved or replaced; StaleOwner: an event's fence is older than the run's claim; SchemaNewer: a newer
-        program has migrated the database.
+        removed, moved or replaced; LogForked: it has become another one; StaleOwner: an event's fence is older than the
+        run's claim; SchemaNewer: a newer program has migrated the database.
         """
         value: T = await self._submit(command, about)
         return value
@@ -324,7 +326,7 @@ class Store:
         if self._moved is not None:
             self._watch_location()  # it may be back since the last check
         if self._moved is not None:
-            raise LogMoved(str(self._moved))
+            raise type(self._moved)(str(self._moved))
 
     def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
         return self._backend.instances(folder, lease_s)
@@ -335,6 +337,23 @@ class Store:
     def check_location(self) -> None:
         """Raise LogMoved if the log is not where it was opened any more, before a file beside it is written."""
         self._backend.check_location()
+
+    @property
+    def forked(self) -> bool:
+        """Whether the log has become another one, so that this process refuses everything until it is restarted."""
+        try:
+            self._backend.check_location()
+        except LogMoved as error:
+            return isinstance(error, LogForked)
+        return False
+
+    async def note_unlogged(self, events: Sequence[Event]) -> None:
+        """Write down, outside of the log, what model calls cost that this log will not have. Failures are logged."""
+        calls = [call for event in events if (call := call_of(event, now_us())) is not None]
+        try:
+            await anyio.to_thread.run_sync(self._backend.note_unlogged, calls)
+        except OSError as error:
+            log.error("what these calls cost is in no log, and cannot be written down (%s): %s", error, calls)
 
     @property
     def wal(self) -> Path:

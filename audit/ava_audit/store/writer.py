@@ -21,6 +21,7 @@ from ava_audit.database import Busy, Commit, Database
 from ava_audit.entries import GENESIS, content_of, content_sha, entry_hash
 from ava_audit.errors import EntryTooLarge, LogMoved, OutcomeUnknown, SchemaNewer, StaleOwner, StoreUnavailable
 from ava_audit.events import Event, Fence
+from ava_audit.model_calls import CALL_TYPES, LoggedCall, call_of
 from ava_audit.projections import Projections
 from ava_audit.reducers import REDUCED_TYPES, Header, reduce
 from ava_audit.rows import RUNNING
@@ -47,11 +48,12 @@ class Appender:
         self.head, self._hash = db.newest_entry() or (0, GENESIS)
         self._first = self.head
         self._types: set[str] = set()
+        self._calls: list[LoggedCall] = []
 
     @property
     def commit(self) -> Commit:
         """What was appended."""
-        return Commit(self.head, self._first, frozenset(self._types), self._hash)
+        return Commit(self.head, self._first, frozenset(self._types), self._hash, tuple(self._calls))
 
     def check(self, events: tuple[Event, ...]) -> list[bytes]:
         """Return the content of each event, or raise before anything is written.
@@ -90,6 +92,10 @@ class Appender:
             self._hash = entry_hash(self._hash, header, sha)
             rows.append((*header, content.decode(), sha, self._hash))
             self._types.add(type_name)
+            if type_name in CALL_TYPES:
+                call = call_of(event, ts_us)
+                if call is not None:
+                    self._calls.append(LoggedCall(self.head, self._hash, call))
             if generation is not None or type_name in REDUCED_TYPES:
                 session, user = who.session_id, who.user_id
                 known = Header(self.head, ts_us, session, user, type_name, run_id, generation, usage, cost_micros)

@@ -144,6 +144,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("programs", data.programs),
     ("approval", data.approval),
     ("log", log),
+    ("lost entries", data.lost_log),
     ("processes", data.processes),
     ("delivery", delivery),
     ("budget", budgets),

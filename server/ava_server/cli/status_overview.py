@@ -55,6 +55,7 @@ class Overview:
         free_bytes: What is left on the disk; None where that is not known.
         providers: The configured providers, and whether each has a key.
         delivery: What delivers runs to workers, where the log is shared.
+        lost_log: Processes whose log in the database lost entries.
         faults: What is wrong with settings and keys.
         trouble: Why the log could not be read.
     """
@@ -65,6 +66,7 @@ class Overview:
     free_bytes: int | None
     providers: Mapping[str, bool]
     delivery: tuple[CheckFinding, ...] = ()
+    lost_log: tuple[CheckFinding, ...] = ()
     faults: tuple[str, ...] = ()
     trouble: AuditError | AvaError | None = None
 
@@ -134,6 +136,7 @@ class OverviewReader:
             free_bytes=data.free_bytes(root.path),
             providers=providers,
             delivery=self._read_delivery(),
+            lost_log=tuple(data.lost_log(Setup(os.environ, root, self.settings))),
             faults=tuple(faults),
             trouble=trouble,
         )
@@ -201,6 +204,7 @@ def health(
     if not settings.enabled:
         found.append(CheckFinding("settings", "warning", data.SWITCHED_OFF, short="switched off"))
     found += overview.delivery
+    found += overview.lost_log
     found += [*_processes(overview), *_log(overview.now.log, trouble, keeper=overview.keeper)]
     if overview.free_bytes is not None:
         found.append(_disk(overview.free_bytes))

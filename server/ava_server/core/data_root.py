@@ -90,6 +90,8 @@ class DataRoot:
     temporary = _Place("temporary")
     texts = _Place("texts.db")
     """The texts of files that were read; missing ones are extracted again."""
+    unlogged = _Place("unlogged")
+    """What processes knew of paid calls that a log on a server has lost."""
     worktrees = _Place("worktrees")
     """Where runs change files, a folder per run while it lasts."""
     worker_lock = _Place("worker.lock")

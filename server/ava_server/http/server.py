@@ -291,6 +291,8 @@ class _Paths:
             return "it is stopping"
         if not self._app.is_open or self._ending.serving.cancel_called:
             return "it is starting"
+        if self._app.runtime.store.forked:
+            return "the log in the database has lost entries that this server knows, or is another one: restart it"
         if self._app.runtime.manager.out_of_reach is not None:
             return "the log cannot be reached"
         return None

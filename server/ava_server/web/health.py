@@ -36,7 +36,7 @@ CHECKED_WITHIN_S = 10.0
 MOST_ERRORS, LOOKED_AT = 10, 50
 MOST_ERASURES = 3
 CHECKS = (
-    data.data_root, data.space, data.settings, data.programs, data.approval, data.processes,
+    data.data_root, data.space, data.settings, data.programs, data.approval, data.lost_log, data.processes,
     models.keys, models.providers, models.tiers, models.search, models.network,
 )  # fmt: skip
 """The checks of `ava doctor` that read a few files and send nothing."""

@@ -62,6 +62,26 @@ def cut_connections(url: str) -> None:
         )
 
 
+def lose_entries(url: str, after: int) -> None:
+    """Take the newest entries out of a log, as a failover does to a server that was behind."""
+    with connect_to(url) as other:
+        other.execute("ALTER TABLE events DISABLE TRIGGER ALL")
+        other.execute("DELETE FROM events WHERE seq > %s", (after,))
+        other.execute("ALTER TABLE events ENABLE TRIGGER ALL")
+
+
+def append_copy(conn: Any) -> None:
+    """Append a copy of the newest entry with another hash, as an entry that no process has been told of."""
+    columns = [
+        name
+        for (name,) in conn.execute(
+            "SELECT attname FROM pg_attribute WHERE attrelid = 'events'::regclass AND attnum > 0 ORDER BY attnum"
+        )
+    ]
+    copied = ", ".join({"seq": "seq + 1", "hash": "sha256(hash)"}.get(name, name) for name in columns)
+    conn.execute(f"INSERT INTO events SELECT {copied} FROM events ORDER BY seq DESC LIMIT 1")
+
+
 def lose_answer(monkeypatch: pytest.MonkeyPatch, url: str, *, done: bool) -> None:
     """Cut the connection once, where a commit is sent: before it arrives, or before its answer does."""
     leave: Callable[[postgres.PostgresDatabase], None] = postgres.PostgresDatabase._leave

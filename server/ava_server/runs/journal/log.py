@@ -9,7 +9,7 @@ from functools import partial
 
 import anyio
 
-from ava_audit.errors import OutcomeUnknown, StaleOwner, StoreUnavailable
+from ava_audit.errors import LogForked, OutcomeUnknown, StaleOwner, StoreUnavailable
 from ava_audit.events import Event, Fact, Fence, RunStarted, Settlement, ToolResult, Who
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Store
@@ -44,6 +44,7 @@ class RunLog:
         self.on_hold: Callable[[str], None] = log.warning
         self._store = store
         self._unwritten: Event | None = None
+        self._unsettled: list[Event] = []  # settlements that are not written yet
 
     def event(self, fact: Fact, *, duration_ms: int | None = None, model: str | None = None) -> Event:
         return Event(who=self.who, fact=fact, fence=self.fence, duration_ms=duration_ms, model=model)
@@ -62,6 +63,8 @@ class RunLog:
         def folded(answer: tuple[int, RunRow | None, Sequence[Event]]) -> None:
             first, run, written = answer
             self.run = run or self.run
+            if self._unsettled:
+                self._unsettled = [event for event in self._unsettled if event not in written]
             for number, event in enumerate(written):
                 self.history.add(first + number, event.fact, event.usage)
 
@@ -85,13 +88,15 @@ class RunLog:
         """
         if isinstance(reported, ModelError) and within_reservation(price, held, reported.usage, reported.cost_micros):
             settlement = "billed"
-        return settlement_event(
+        event = settlement_event(
             self.fence, self.run.id, self.who, model, price, held, settlement, duration_ms=took_ms, purpose=purpose,
             usage=reported.usage if reported is not None else None,
             reported_micros=reported.cost_micros if reported is not None else None,
             more=reported.more if isinstance(reported, Completion) else None,
             request_id=reported.request_id if reported is not None else None,
         )  # fmt: skip
+        self._unsettled.append(event)
+        return event
 
     def keep(self, fact: RunStarted | ToolResult, duration_ms: int | None = None) -> None:
         """Fold a fact now, and write it with whatever is written next, which saves a commit in every turn.
@@ -173,7 +178,10 @@ class RunLog:
             allowed_s *= 2  # a log far away is always slow
 
     async def _hold(self, ask: Callable[[], Awaitable[T]], then: Callable[[T], None] | None) -> T:
-        """Use the store; while it is out of reach the run waits, until its time is over or it is cancelled."""
+        """Use the store; while it is out of reach the run waits, until its time is over or it is cancelled.
+
+        Raises LogForked: what the run has paid for meanwhile is written down outside of the log.
+        """
         wait_s, longest_s = HOLD_S
         while True:
             try:
@@ -184,6 +192,11 @@ class RunLog:
                         then(value)
                     return value
             except OutcomeUnknown:  # another attempt could write it twice; the next claim reads what the log has
+                raise
+            except LogForked:  # no attempt can succeed: another process has the run, and knows nothing of these calls
+                with anyio.CancelScope(shield=True):
+                    unsettled, self._unsettled = self._unsettled, []
+                    await self._store.note_unlogged(unsettled)
                 raise
             except StoreUnavailable as error:
                 self.on_hold(f"On hold: {error}")

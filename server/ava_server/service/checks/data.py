@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ava_audit.store.locks import is_held, lock_fault, network_file_system
-from ava_audit.units import MICROS_PER_CENT, format_bytes, format_usd
+from ava_audit.units import MICROS_PER_CENT, counted, format_bytes, format_ts, format_usd
+from ava_audit.unlogged import UnloggedFile, unlogged_files
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.config.pin import PinFile
@@ -124,6 +125,32 @@ def space(setup: Setup) -> Iterator[CheckFinding]:
     free = free_bytes(root.path)
     if free is not None:
         yield disk_space(free)
+
+
+def lost_log(setup: Setup) -> list[CheckFinding]:
+    """Report processes whose log in the database lost entries, and the model calls that they alone know."""
+    root = setup.usable_root
+    if root is None:
+        return []
+    return [_lost_log(file) for file in unlogged_files(root.path) if file.lives or file.calls]
+
+
+def _lost_log(file: UnloggedFile) -> CheckFinding:
+    process = f"process {file.pid} on {file.host}"
+    lacks = ""
+    if file.calls:
+        cost = format_usd(file.spent_micros)
+        if file.held_micros:
+            cost += f", and up to {format_usd(file.held_micros)} for those without an answer"
+        lacks = f"the log lacks what {counted(len(file.calls), 'model call')} of it cost ({cost}): {file.path}"
+    if file.lives:
+        text = f"{process} refuses everything since {format_ts(file.at_us)}: {file.why}"
+        if lacks:
+            text += f"; {lacks}"
+        return CheckFinding("lost entries", "fault", text, "Restart that process.", short="log lost entries")
+    text = f"the database had lost entries when {process} looked, {format_ts(file.at_us)}; {lacks}"
+    step = "Count them to what caps and reports show, compare that with the provider's bill, and remove the file."
+    return CheckFinding("lost entries", "warning", text, step, short="unlogged calls")
 
 
 def disk_space(free: int) -> CheckFinding:
