@@ -20,7 +20,7 @@ from support.runtime import PRICED, Lab, hand_over, open_lab
 from support.stdio import AVA, assert_intact, model_env, read_log
 
 from ava_audit.verify import verify
-from ava_server.core.data_root import DataRoot
+from ava_server.core.data_root import Backup, DataRoot, backup_table
 
 pytestmark = pytest.mark.slow
 
@@ -120,6 +120,35 @@ def backup(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (tmp / "workspace").mkdir()
     anyio.run(make)
     return tmp / "copy"
+
+
+async def test_a_backup_has_of_each_folder_of_a_data_root_what_the_table_says(backup: Path, tmp_path: Path) -> None:
+    """A folder that is new to the table is filled and compared here, too."""
+    root, copy = tmp_path / "data", tmp_path / "copy"
+    shutil.copytree(backup, root)
+    (root / "backup.json").unlink()
+    expected: set[str] = set()
+    for name, what in backup_table().items():
+        if "/" in name or Path(name).suffix:
+            continue
+        file, deeper = f"{name}/x/of-a-test.md", f"{name}/x/deeper/of-a-test.sh"
+        (root / deeper).parent.mkdir(parents=True)
+        for each in (file, deeper):
+            (root / each).write_text("x")
+        if what is not Backup.NOTHING:
+            expected.add(file)
+        if what in (Backup.WHOLE, Backup.LINKED):
+            expected.add(deeper)
+    assert (await run_ava(root, "backup", str(copy)))[0] == 0
+    assert {name for name in listed(copy) if "of-a-test" in name} == expected
+    restored = tmp_path / "restored"
+    assert (await run_ava(restored, "restore", str(copy), "--yes"))[0] == 0
+    assert (restored / "skills" / "x" / "deeper" / "of-a-test.sh").read_text() == "x"
+
+
+def test_each_folder_of_a_used_data_root_is_in_the_table(backup: Path) -> None:
+    used = {path.name for path in (backup.parent / "data").iterdir() if path.is_dir()}
+    assert used <= backup_table().keys()
 
 
 def copied(backup: Path, tmp: Path) -> Path:

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 
@@ -53,11 +54,23 @@ def _home(*_named: str | None) -> Path:
 _ELSEWHERE = "Set AVA_DATA_ROOT to a folder that this user may write to."
 
 
-class _Place:
-    """A path in the data root: `DataRoot.db` is `<data root>/ava.db`."""
+class Backup(Enum):
+    """What a backup has of a place in the data root."""
 
-    def __init__(self, *parts: str) -> None:
+    WHOLE = "all files, but no links"
+    LINKED = "all files, and those that links lead to: only the person writes there"
+    FILES = "the files of each folder in it, and none deeper"
+    LOG = "the log as it was at one moment"
+    NOTHING = "nothing: it is made anew, or means nothing elsewhere"
+
+
+class _Place:
+    """A path in the data root, and what a backup has of it: `DataRoot.db` is `<data root>/ava.db`."""
+
+    def __init__(self, *parts: str, backup: Backup) -> None:
         self._parts = parts
+        self.name = "/".join(parts)
+        self.backup = backup
 
     def __get__(self, root: DataRoot, _owner: type[DataRoot]) -> Path:
         return root.path.joinpath(*self._parts)
@@ -69,69 +82,69 @@ class DataRoot:
 
     path: Path
 
-    config = _Place("config.toml")
-    db = _Place("ava.db")
-    origin = _Place("origin.id")
+    config = _Place("config.toml", backup=Backup.LINKED)
+    db = _Place("ava.db", backup=Backup.LOG)
+    origin = _Place("origin.id", backup=Backup.NOTHING)
     """The name of this data root among all that share a log, made when it is first needed."""
-    keys = _Place("keys.toml")
-    artifacts = _Place("artifacts")
+    keys = _Place("keys.toml", backup=Backup.LINKED)
+    artifacts = _Place("artifacts", backup=Backup.WHOLE)
     """Files that runs hand over, a folder per run."""
-    instances = _Place("instances")
-    logs = _Place("logs")
+    instances = _Place("instances", backup=Backup.NOTHING)
+    logs = _Place("logs", backup=Backup.NOTHING)
     """The JSONL mirror."""
-    memory = _Place("memory")
+    memory = _Place("memory", backup=Backup.WHOLE)
     """The notes that roles may recall."""
-    roles = _Place("roles")
-    skills = _Place("skills")
+    roles = _Place("roles", backup=Backup.LINKED)
+    skills = _Place("skills", backup=Backup.WHOLE)
     """The skills that roles may name, a folder each."""
-    sandbox = _Place("sandbox")
-    scratch = _Place("scratch")
-    """Temporary files of runs, a folder per run."""
-    temporary = _Place("temporary")
-    texts = _Place("texts.db")
+    sandbox = _Place("sandbox", backup=Backup.NOTHING)
+    scratch = _Place("scratch", backup=Backup.FILES)
+    """Temporary files of runs, a folder per run. The files in it are long tool outputs that the run may still read."""
+    temporary = _Place("temporary", backup=Backup.NOTHING)
+    texts = _Place("texts.db", backup=Backup.NOTHING)
     """The texts of files that were read; missing ones are extracted again."""
-    unlogged = _Place("unlogged")
+    unlogged = _Place("unlogged", backup=Backup.WHOLE)
     """What processes knew of paid calls that a log on a server has lost."""
-    worktrees = _Place("worktrees")
+    worktrees = _Place("worktrees", backup=Backup.NOTHING)
     """Where runs change files, a folder per run while it lasts."""
-    worker_lock = _Place("worker.lock")
+    worker_lock = _Place("worker.lock", backup=Backup.NOTHING)
     """The lock of the background process."""
-    worker_process = _Place("worker.process")
+    worker_process = _Place("worker.process", backup=Backup.NOTHING)
     """That process and its version."""
-    worker_words = _Place("worker.log")
+    worker_words = _Place("worker.log", backup=Backup.NOTHING)
     """Its output: it has no terminal."""
-    worker_leave = _Place("worker.leave")
+    worker_leave = _Place("worker.leave", backup=Backup.NOTHING)
     """That a newer version takes over from it."""
-    http_lock = _Place("http.lock")
+    http_lock = _Place("http.lock", backup=Backup.NOTHING)
     """The lock of the HTTP server for hosts on this machine."""
-    http_port = _Place("http.port")
+    http_port = _Place("http.port", backup=Backup.NOTHING)
     """The port and the process of that server."""
-    http_wanted = _Place("http.wanted")
+    http_wanted = _Place("http.wanted", backup=Backup.NOTHING)
     """That the background process is to be that server, and on which port."""
-    pages_lock = _Place("pages.lock")
-    pages_port = _Place("pages.port")
+    pages_lock = _Place("pages.lock", backup=Backup.NOTHING)
+    pages_port = _Place("pages.port", backup=Backup.NOTHING)
     """The port that the pages had last, and the process."""
-    pages_wanted = _Place("pages.wanted")
+    pages_wanted = _Place("pages.wanted", backup=Backup.NOTHING)
     """That the background process is to serve the pages."""
-    browser_sessions = _Place("secrets", "browser.toml")
+    browser_sessions = _Place("secrets", "browser.toml", backup=Backup.NOTHING)
     """The hashes of the sessions of browsers, and of the codes that begin one."""
-    passkeys = _Place("secrets", "passkeys.toml")
-    local_token = _Place("secrets", "local_token")
+    passkeys = _Place("secrets", "passkeys.toml", backup=Backup.WHOLE)
+    local_token = _Place("secrets", "local_token", backup=Backup.NOTHING)
     """The token of this machine's hosts for that server."""
-    local_token_lock = _Place("local_token.lock")
+    local_token_lock = _Place("local_token.lock", backup=Backup.NOTHING)
     """Held while that token is made."""
-    secrets = _Place("secrets")
+    secrets = _Place("secrets", backup=Backup.WHOLE)
     """Secrets for tool calls, and hashes."""
-    secrets_file = _Place("secrets", "secrets.toml")
-    approval_file = _Place("secrets", "approval.toml")
+    secrets_file = _Place("secrets", "secrets.toml", backup=Backup.WHOLE)
+    approval_file = _Place("secrets", "approval.toml", backup=Backup.WHOLE)
     """The approval PIN's hash, and its policy."""
-    trusted_roles = _Place("secrets", "trusted_roles.toml")
+    trusted_roles = _Place("secrets", "trusted_roles.toml", backup=Backup.WHOLE)
     """The project role files that a person has trusted, by their hashes."""
-    tokens_file = _Place("secrets", "tokens.toml")
+    tokens_file = _Place("secrets", "tokens.toml", backup=Backup.WHOLE)
     """The hashes of the HTTP server's tokens."""
-    shared_users = _Place("secrets", "users.toml")
+    shared_users = _Place("secrets", "users.toml", backup=Backup.WHOLE)
     """The limits of users that all servers share; only with Postgres, else they are in `config.toml`."""
-    question_key = _Place("secrets", "questions.toml")
+    question_key = _Place("secrets", "questions.toml", backup=Backup.WHOLE)
     """The key that seals what a client keeps of a question until the person answers."""
 
     def worker_lock_of(self, beside: str) -> Path:
@@ -191,6 +204,12 @@ class DataRoot:
                     mode = folder.lstat().st_mode
                     if stat.S_ISDIR(mode) and mode & 0o077:
                         folder.chmod(mode & 0o700)
+
+
+def backup_table() -> dict[str, Backup]:
+    """Return what a backup has of each place of a data root, by its path there with `/`."""
+    places = [place for place in vars(DataRoot).values() if isinstance(place, _Place)]
+    return {place.name: place.backup for place in places}
 
 
 def find_data_root(data_root: Path | None = None, env: Mapping[str, str] | None = None) -> DataRoot:

@@ -1,7 +1,7 @@
 """A backup of the data root, and its restoration: what is copied, what is checked, and which runs are held.
 
-A backup is a folder with the log as it was at one moment, the settings, keys, secrets, roles, notes, artifacts and kept
-tool outputs, and `backup.json`, which lists every file with its SHA-256. It appears under its name only when it is
+A backup is a folder with the log as it was at one moment, what the table of the data root (`core/data_root.py`) says of
+its other places, and `backup.json`, which lists every file with its SHA-256. It appears under its name only when it is
 complete and verified; so does a restored data root. Blocking.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from ava_audit.errors import AuditError
-from ava_server.core.data_root import DataRoot
+from ava_server.core.data_root import Backup, DataRoot, backup_table
 from ava_server.core.errors import BadInput, ConfigError, Refused
 from ava_server.core.threads import run_async
 
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 MANIFEST = "backup.json"
 LOG = "ava.db"
-_PARTS = ("config.toml", "keys.toml", "secrets", "roles", "memory", "artifacts")
-_LINKED = ("config.toml", "keys.toml", "roles")
-"""Where a link to a file counts as that file, because only the person writes there."""
-_OUTPUTS = "scratch"
-"""Of a run's scratch folder, only the files in it: long tool outputs that it may still read."""
-_LEFT_OUT = frozenset({"secrets/local_token", "secrets/browser.toml"})
-"""What each server makes for itself, and the sessions of browsers: one that has ended must not count again."""
+_TABLE = backup_table()
+_PARTS = {
+    name: what
+    for name, what in _TABLE.items()
+    if "/" not in name and what in (Backup.WHOLE, Backup.LINKED, Backup.FILES)
+}
+_LEFT_OUT = frozenset(name for name, what in _TABLE.items() if "/" in name and what is Backup.NOTHING)
 _BLOCK = 1 << 20
 _Show = Callable[[str], None]
 
@@ -229,7 +229,7 @@ def back_up(root: DataRoot, partial: Path, show: _Show) -> Manifest:
         target = _place(partial, name)
         try:
             name.encode()
-            files[name] = _copy_file(path, target, links=Path(name).parts[0] in _LINKED)
+            files[name] = _copy_file(path, target, links=_PARTS[Path(name).parts[0]] is Backup.LINKED)
         except UnicodeEncodeError:
             shown = os.fsencode(name).decode("utf-8", "backslashreplace")
             raise BadInput(
@@ -246,17 +246,17 @@ def back_up(root: DataRoot, partial: Path, show: _Show) -> Manifest:
 
 def _files_of(root: Path) -> Iterator[Path]:
     """Yield the files of a data root that a backup has, without the log."""
-    for part in (*_PARTS, _OUTPUTS):
+    for part, what in _PARTS.items():
         place = root / part
         if place.is_file():
             yield place
         for folder, folders, names in os.walk(place):
-            if part == _OUTPUTS and Path(folder) != place:
+            if what is Backup.FILES and Path(folder) != place:
                 folders.clear()  # the copies of workspaces
             for name in sorted(names):
                 path = Path(folder, name)
                 left_out = path.relative_to(root).as_posix() in _LEFT_OUT
-                if not left_out and path.is_file() and (part in _LINKED or not path.is_symlink()):
+                if not left_out and path.is_file() and (what is Backup.LINKED or not path.is_symlink()):
                     yield path
 
 
@@ -297,7 +297,7 @@ def _is_inside(name: str) -> bool:
     if name == LOG:
         return True
     first = path.parts[0] if path.parts else ""
-    return first in (*_PARTS, _OUTPUTS)
+    return first in _PARTS
 
 
 def restore(manifest: Manifest, source: Path, partial: Path, show: _Show) -> Restored:
