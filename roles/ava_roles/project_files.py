@@ -21,6 +21,7 @@ from ava_roles.worktree.repository import Git, UserRepository
 from ava_roles.wrap import one_line
 
 NAMES: Final = ("AGENTS.md", "CLAUDE.md")
+_LOWER_NAMES: Final = tuple(name.lower() for name in NAMES)
 READ_BY_AGENTS: Final = frozenset(
     {
         "agents.md", "agents.local.md", "agents.override.md", "claude.md", "claude.local.md", "context.md",
@@ -101,11 +102,19 @@ def read_base_files(folder: Path, home: Path, accept: Accept = NOTHING_OUTSIDE) 
 
 
 def _without_base(folder: Path, why: str) -> ProjectFiles:
-    names = [name for name in NAMES if os.path.lexists(folder / name)]
+    names: list[str] = []
+    with suppress(OSError):
+        names = _in_order(entry.name for entry in folder.iterdir())
     if not names:
         return ProjectFiles()
     reason = why.partition(";")[0]
     return ProjectFiles(left_out=(f"{' and '.join(names)} (the base of the change is not known: {reason})",))
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Return those of a folder's names that are AGENTS.md or CLAUDE.md in any case, as people write them too."""
+    found = [name for name in names if name.lower() in _LOWER_NAMES]
+    return sorted(found, key=lambda name: (_LOWER_NAMES.index(name.lower()), name not in NAMES, name))
 
 
 def _paths(namespace: Sequence[str]) -> list[str]:
@@ -125,7 +134,7 @@ def _is_reachable(root: Root, folder: str) -> bool:
 
 
 def _in_folder(root: Root, folder: str) -> Iterator[_Found]:
-    for name in NAMES:
+    for name in _in_order(entry.name for entry in root.entries(folder)):
         path = f"{folder}/{name}" if folder else name
         try:
             data, _more, mark = root.read_marked(path, MOST_BYTES)
@@ -135,23 +144,28 @@ def _in_folder(root: Root, folder: str) -> Iterator[_Found]:
             target = root.read_link(path)
             if target is None:
                 yield _Found(path, b"", 0, "not a regular file that can be read")
-            elif target.removeprefix("./") not in NAMES:  # else it is the other file, which is read
+            elif target.removeprefix("./").lower() not in _LOWER_NAMES:  # else it is the other file, which is read
                 yield _Found(path, b"", 0, "a link")
             continue
         yield _Found(path, data, mark.size)
 
 
 def _in_commit(git: Git, commit: str) -> Iterator[Iterable[_Found]]:
-    rows = git("ls-tree", "-z", "-l", "--full-tree", commit, "--", *NAMES).names()
-    files: list[_Found] = []
-    for row in sorted(rows, key=lambda row: NAMES.index(row.partition("\t")[2])):
+    about_names: dict[str, str] = {}
+    for row in git("ls-tree", "-z", "-l", "--full-tree", commit).names():
         about, _tab, name = row.partition("\t")
-        mode, _type, sha, size = about.split()
+        about_names[name] = about
+    files: list[_Found] = []
+    for name in _in_order(about_names):
+        mode, _type, sha, size = about_names[name].split()
         if size.isdigit() and int(size) > _MOST_BLOB_BYTES:  # git writes out all of a blob, and zeros compress well
             files.append(_Found(name, b"", int(size), f"more than {_MOST_BLOB_BYTES // 1_000_000} MB"))
         elif mode in ("100644", "100755"):
             files.append(_Found(name, git("cat-file", "blob", sha).out[:MOST_BYTES], int(size)))
-        elif mode != "120000" or os.fsdecode(git("cat-file", "blob", sha).out).removeprefix("./") not in NAMES:
+        elif (
+            mode != "120000"
+            or os.fsdecode(git("cat-file", "blob", sha).out).removeprefix("./").lower() not in _LOWER_NAMES
+        ):
             files.append(_Found(name, b"", 0, "a link" if mode == "120000" else "not a regular file"))
     yield files
 

@@ -51,6 +51,14 @@ def test_files_from_the_root_to_each_path_the_nearest_last(tmp_path: Path) -> No
     assert read_project_files(tmp_path / "src" / "parser" / "..", ()).files[0].path == "AGENTS.md"
 
 
+@pytest.mark.parametrize("names", [("agents.md",), ("AGENTS.MD", "claude.md"), ("AGENTS.md", "Agents.md", "Claude.MD")])
+def test_the_case_of_a_name_does_not_count(names: tuple[str, ...], tmp_path: Path) -> None:
+    folder = repository(tmp_path / "p", {name: f"Of {name}.\n" for name in names})
+    for found in (read_project_files(folder), read_base_files(folder, tmp_path)):
+        assert list(texts(found)) == list(names)
+        assert found.left_out == ()
+
+
 def test_equal_texts_count_once_and_nothing_is_imported(tmp_path: Path) -> None:
     write(tmp_path, {"AGENTS.md": "Use tabs.\n@secret.md\n", "CLAUDE.md": "Use tabs.\n@secret.md\n", "secret.md": "S3"})
     assert texts(read_project_files(tmp_path)) == {"AGENTS.md": "Use tabs.\n@secret.md\n"}
