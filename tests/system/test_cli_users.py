@@ -31,7 +31,7 @@ def listed(root: Path, name: str) -> dict[str, Any]:
 def test_limits_are_set_kept_and_removed_with_the_tokens(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.toml").write_text("# ours\n[limits]\nrunning = 7  # enough\n")
     said = user(tmp_path, "limit", name, "--daily", "3.00", "--running", "2", "-w", str(tmp_path), "--role", "coder")
-    assert f"{name}: $0.00 of $3.00 today; 0 of 2 running; approval ask" in said
+    assert f"{name}: $0.00 of $3.00 today; 0 of 2 running; approval by_host" in said
     user(tmp_path, "limit", name, "--approval", "human")
     table = tomllib.loads((tmp_path / "config.toml").read_text())["users"][name]
     assert table == {

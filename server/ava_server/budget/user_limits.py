@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ava_audit.units import micros_from_cents
 from ava_server.config.checks import setting_name
-from ava_server.config.settings import Policy, Settings, UserSettings
+from ava_server.config.settings import BY_HOST, ApprovalSetting, Policy, Settings, UserSettings
 
 if TYPE_CHECKING:
     from ava_server.hosts.clients import ConnectedHost
@@ -130,6 +130,12 @@ def policy_in_force(
     return min(policies, key=lambda each: STRICTEST_FIRST.index(each[0]))
 
 
+def approval_of_user(settings: Settings, user: str, *, pin: bool) -> ApprovalSetting:
+    """Return who may approve for a user as their setting has it: `by_host` where that depends on the host."""
+    policy, why = policy_in_force(settings, user, pin=pin)
+    return "by_host" if why == BY_HOST else policy
+
+
 def strictest(policies: Iterable[Policy]) -> Policy:
     return min(policies, key=STRICTEST_FIRST.index)
 
@@ -146,7 +152,7 @@ def _general_policy(settings: Settings, through: ConnectedHost | None) -> tuple[
     if general != "by_host":
         return general, f'approval = "{general}"'
     if through is None:
-        return "ask", 'approval = "by_host"'
+        return "ask", BY_HOST
     return through.policy()
 
 

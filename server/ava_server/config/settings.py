@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 Policy = Literal["ask", "human", "auto"]
 ApprovalSetting = Literal["by_host", "ask", "human", "auto"]
+BY_HOST = 'approval = "by_host"'
+"""What says who may approve, where that follows from the host."""
 RunsOn = Literal["here", "workers"]
 """What runs approved subagents: this machine, or processes of `ava worker`, which may be on others."""
 TTL_UNDER_HUMAN_S = 86_400

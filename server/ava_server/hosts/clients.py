@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from ava_server.config.settings import Policy
+from ava_server.config.settings import BY_HOST, Policy
 from ava_server.core.ids import version_numbers
 
 Prompt = Literal["arguments", "name", "nobody", "unknown"]
@@ -125,10 +125,10 @@ class ConnectedHost:
         approved. Everywhere else a person decides with Ava itself.
         """
         if self.forms or self.client.shows_approval:
-            return "ask", 'approval = "by_host"'
+            return "ask", BY_HOST
         if self.client.names:
             who = self.client.title
         else:
             name = (self.name or "without a name")[:40]
             who = f"the host {name!r}"
-        return "human", f'approval = "by_host", and {who} is not known to show you what it starts'
+        return "human", f"{BY_HOST}, and {who} is not known to show you what it starts"

@@ -135,7 +135,6 @@ async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]
     users: list[UserFacts] = []
     for name, of_user in sorted(figures.items()):
         own = user_limits.user_settings(settings, name)
-        policy, _why = user_limits.policy_in_force(settings, name, pin=has_pin)
         users.append(
             UserFacts(
                 name=name,
@@ -148,7 +147,7 @@ async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]
                 tokens=token_users.count(name),
                 workspaces=[str(folder) for folder in own.workspaces],
                 roles=None if own.roles is None else list(own.roles),
-                approval=policy,
+                approval=user_limits.approval_of_user(settings, name, pin=has_pin),
             )
         )
     return users

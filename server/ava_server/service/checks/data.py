@@ -20,6 +20,7 @@ from ava_audit.unlogged import UnloggedFile, unlogged_files
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.config.pin import PinFile
+from ava_server.config.settings import BY_HOST
 from ava_server.core.data_root import DataRoot, has_log
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import is_own
@@ -219,7 +220,7 @@ def approval(setup: Setup) -> Iterator[CheckFinding]:
         return
     if policy == "human":
         yield _pin_finding(settings, why, exists=exists)
-    elif why == 'approval = "by_host"':
+    elif why == BY_HOST:
         text = (
             f"{why}: you approve in hosts that show you what starts, and in all others with a PIN on a page or in a"
             " terminal, which you choose at the first approval (`ava hosts`)"
