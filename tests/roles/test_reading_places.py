@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -57,7 +58,7 @@ async def test_users_with_endless_reads_keep_no_other_user_waiting() -> None:
         async with anyio.create_task_group() as tasks:
             for user in ("ann", "ben", "cy"):
                 for _ in range(20):
-                    tasks.start_soon(lambda user=user: run_sync(reads, places=places_of(user)))
+                    tasks.start_soon(partial(run_sync, reads, places=places_of(user)))
             for _ in range(3 * places.SHARE.places):
                 assert await anyio.to_thread.run_sync(reads.begun.acquire, True, 5)
             with anyio.fail_after(10):
