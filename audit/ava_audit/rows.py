@@ -243,6 +243,12 @@ class PlanCaps:
         until_us = now_us if self.stopped_since_us is None else min(now_us, self.stopped_since_us)
         return max(0, until_us - self.started_us - self.stopped_us)  # a clock that was set back gives no time
 
+    def left_s(self, now_us: int) -> float | None:
+        """Return the seconds left of its time; None where it has no limit, or has not started."""
+        if self.timeout_s is None or self.started_us is None:
+            return None
+        return max(0.0, self.timeout_s - self.passed_us(now_us) / 1e6)
+
 
 @dataclass(slots=True)
 class Bucket:

@@ -43,7 +43,7 @@ from ava_roles.wrap import clean
 from ava_server.agents.bodies import own_id
 from ava_server.agents.seam import MOST_NEW_BYTES, Admitted, AgentCall, Bounds, CallRefused
 from ava_server.agents.unpaid import UnpaidBytes, note_bytes
-from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve_in_line
+from ava_server.budget.caps import CapAnswer, CapReached, CapRequest, Reservation, RunStopped, reserve_in_line
 from ava_server.budget.money_line import MoneyWait, Patience
 from ava_server.core.untrusted import hide_apart
 from ava_server.models.base import Bound, Completion
@@ -72,6 +72,7 @@ TRIES = 4
 """How often a call is made smaller until it fits what other runs leave of a cap."""
 MONEY_WAIT_S = 60.0
 """Seconds for which a request waits for money that other runs hold; then its agent is asked to repeat it."""
+_OVER = "this run is over"
 _BUSY = "Ava has not sent this request yet: {what}. Repeat it in a few seconds."
 FAILED_CALLS = 6
 """Calls in a row without an answer after which the agent is stopped: some agents try for ever."""
@@ -182,7 +183,7 @@ class RunMeter:
                 self._one.release()
         except AuditError as error:
             self.fail(error)
-            raise CallRefused("over", "this run is over") from error
+            raise CallRefused("over", _OVER) from error
 
     async def refuse(self, why: CallRefused) -> None:
         """Record once why a request was refused; not if the log has too many of these, or no room is left."""
@@ -300,6 +301,8 @@ class RunMeter:
                 if self._left_to_hand_over is not None:
                     self._left_to_hand_over -= 1
                 return Admitted(call, output, answer.fact.turn, answer)
+            if isinstance(answer, RunStopped):
+                raise CallRefused("over", _OVER)
             if isinstance(answer, MoneyWait):
                 raise CallRefused("busy", _BUSY.format(what=f"this run {answer.words}"))
             tries += 1
@@ -330,7 +333,7 @@ class RunMeter:
     async def _refuse_at_end(self) -> None:
         """Raises CallRefused if the run is over, or a cap leaves no call for handing over."""
         if self.error is not None:
-            raise CallRefused("over", "this run is over")
+            raise CallRefused("over", _OVER)
         if self._is_done():
             raise CallRefused("over", "the result is handed over")
         if self.cap is None:
@@ -404,16 +407,14 @@ class RunMeter:
                 return output, ratio
         return None
 
-    async def _reserve(
-        self, request: CapRequest, shown: list[Fact], until: float
-    ) -> Reservation | CapReached | MoneyWait:
+    async def _reserve(self, request: CapRequest, shown: list[Fact], until: float) -> CapAnswer:
         """Reserve a call and record what it shows, in one transaction; wait for money of others, at most `until`."""
         events = [self._log.event(fact) for fact in shown]
 
-        def command(patience: Patience) -> Command[Reservation | CapReached | MoneyWait]:
+        def command(patience: Patience) -> Command[CapAnswer]:
             reserve = reserve_in_line(self._log.fence, self._log.who, request, self._run.context.caps, patience)
 
-            def reserve_and_record(view: View, now_us: int) -> Outcome[Reservation | CapReached | MoneyWait]:
+            def reserve_and_record(view: View, now_us: int) -> Outcome[CapAnswer]:
                 outcome = reserve(view, now_us)
                 if not isinstance(outcome.value, Reservation):
                     return outcome
@@ -421,7 +422,7 @@ class RunMeter:
 
             return reserve_and_record
 
-        def fold(answer: Reservation | CapReached | MoneyWait) -> None:
+        def fold(answer: CapAnswer) -> None:
             if isinstance(answer, Reservation):
                 for number, fact in enumerate((answer.fact, *shown)):
                     self._log.history.add(answer.seq + number, fact)

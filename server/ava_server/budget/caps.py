@@ -104,6 +104,35 @@ class CapReached:
         return "cost_exceeded"
 
 
+@dataclass(frozen=True)
+class RunStopped:
+    """The call was refused: the run is to pay for nothing more. `status` is how it ends."""
+
+    status: Literal["cancelled", "timeout"]
+
+
+CapAnswer = Reservation | CapReached | MoneyWait | RunStopped
+"""How a request for a call is answered that may wait for money."""
+
+
+def find_stop(view: View, run: RunRow, now_us: int) -> RunStopped | None:
+    """Return why a run is to pay for nothing: it or its plan is cancelled, or its plan's time was over before it began.
+
+    A run that has begun may still hand over what it has when its plan's time is over.
+    """
+    if run.cancel_seq is not None:
+        return RunStopped("cancelled")
+    if run.plan_id is None:
+        return None
+    plan = view.run(run.plan_id)
+    if plan is not None and plan.cancel_seq is not None:
+        return RunStopped("cancelled")
+    caps = view.plan_caps(run.plan_id)
+    if run.turns == 0 and caps is not None and caps.left_s(now_us) == 0:
+        return RunStopped("timeout")
+    return None
+
+
 def scopes_of(run: RunRow, now_us: int) -> tuple[str, ...]:
     """Return the scopes of every cap on a call made now: run, plan, user's day, installation's day."""
     day = day_of(now_us)
@@ -132,7 +161,9 @@ def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[CapL
     return lefts
 
 
-def reserve(fence: Fence, who: Who, request: CapRequest, caps: DayCaps) -> Command[Reservation | CapReached]:
+def reserve(
+    fence: Fence, who: Who, request: CapRequest, caps: DayCaps
+) -> Command[Reservation | CapReached | RunStopped]:
     """Hold the worst case of a call and its wrap-up in every cap at once, or return the cap that it does not fit.
 
     A call for a tool keeps what is held for the wrap-up. A call beside others counts with what those hold. The command
@@ -140,7 +171,7 @@ def reserve(fence: Fence, who: Who, request: CapRequest, caps: DayCaps) -> Comma
     """
     in_line = reserve_in_line(fence, who, request, caps, None)
 
-    def command(view: View, now_us: int) -> Outcome[Reservation | CapReached]:
+    def command(view: View, now_us: int) -> Outcome[Reservation | CapReached | RunStopped]:
         outcome = in_line(view, now_us)
         assert not isinstance(outcome.value, MoneyWait), "without patience it does not wait"
         return Outcome(outcome.value, outcome.events)
@@ -150,14 +181,17 @@ def reserve(fence: Fence, who: Who, request: CapRequest, caps: DayCaps) -> Comma
 
 def reserve_in_line(
     fence: Fence, who: Who, request: CapRequest, caps: DayCaps, patience: Patience | None
-) -> Command[Reservation | CapReached | MoneyWait]:
+) -> Command[CapAnswer]:
     """Reserve a call, as `reserve` does, or answer that it has to wait for money that other runs hold.
 
     A wait is recorded once, not each time that the call is tried again. Without patience nothing waits.
     """
 
-    def command(view: View, now_us: int) -> Outcome[Reservation | CapReached | MoneyWait]:
+    def command(view: View, now_us: int) -> Outcome[CapAnswer]:
         run = view.owned_run(fence)
+        stop = find_stop(view, run, now_us)
+        if stop is not None:
+            return Outcome(stop, _end_of_wait(run, who, fence))
         if run.overrun:
             return Outcome(CapReached("overrun", 0), _end_of_wait(run, who, fence))
         lefts = [replace(cap, left=max(cap.left, 0)) for cap in money_caps(view, run, caps, now_us)]

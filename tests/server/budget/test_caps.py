@@ -17,7 +17,7 @@ from ava_audit.events import CostUpdate, Event, RunClaimed, Usage, UserMessage
 from ava_audit.store.connection import SqliteDatabase
 from ava_audit.store.store import Store
 from ava_audit.view import View
-from ava_server.budget.caps import CapReached, HeldCall, Reservation, messages_first
+from ava_server.budget.caps import CapReached, HeldCall, Reservation, RunStopped, messages_first
 from ava_server.budget.user_limits import DayCaps
 from ava_server.models.base import Bound, MoreUsage
 from ava_server.models.prices import Price, cost_micros, reserve_micros
@@ -26,7 +26,7 @@ from ava_server.models.prices import Price, cost_micros, reserve_micros
 async def test_simultaneous_reservations_share_the_remaining_budget(tmp_path: Path) -> None:
     everybody = spenders()
     async with open_log_with(tmp_path, *everybody) as store:
-        answers: list[Reservation | CapReached] = []
+        answers: list[Reservation | CapReached | RunStopped] = []
 
         async def ask(spender: Spender) -> None:
             answers.append(await store.do(spender.reserve(700, wrap=100)))

@@ -13,6 +13,7 @@ import pytest
 from support.databases import POSTGRES
 from support.engines.memory import MemoryDelivery, MemoryEngine
 from support.model_server import Gate, ModelServer, run_model_server
+from support.runs import plans
 from support.runtime import PRICED, Lab, hand_over, open_lab, wait_for
 from support.stdio import until
 
@@ -128,6 +129,24 @@ async def test_rule_1_a_cancel_reaches_the_owner_whatever_the_engine_does(
             await lab.call("cancel_subagent", subagent_id=run)
             assert (await lab.run(run)).state == "cancelled"
             await until(lambda: engine.answers == [(run, True)])
+            gate.released.set()
+
+
+async def test_a_cancelled_plan_starts_no_run_that_the_engine_still_has(tmp_path: Path, engine: MemoryEngine) -> None:
+    gate = Gate(within_s=120)
+    config = CONFIG + "\n[delivery]\nslots = 1\n"
+    with run_model_server(lambda _request: replace(hand_over(), gate=gate)) as models:
+        async with server(tmp_path, models) as lab, worker(tmp_path, models, config):
+            proposal = await plans.propose(lab, [plans.step(f"s{number}", "Look.") for number in range(4)])
+            await lab.approve(proposal)
+            await wait_for(gate.arrived)
+            await until(lambda: sum(one.queue == ANY for one in engine.messages) > 1)
+            answered = await lab.call("cancel_subagent", group_id=proposal.group_id)
+            assert answered.status == "cancelled", answered
+            for row in await plans.rows(lab, proposal.group_id):
+                assert (await lab.ended(row.id)).state == "cancelled"
+            await until(lambda: engine.messages == [])
+            assert len(models.requests) == 1
             gate.released.set()
 
 
@@ -411,8 +430,8 @@ def server(tmp: Path, models: ModelServer) -> AbstractAsyncContextManager[Lab]:
 
 
 @asynccontextmanager
-async def worker(tmp: Path, models: ModelServer) -> AsyncGenerator[Manager]:
-    async with open_lab(tmp, server=models, config=CONFIG, mode=SHARED_BACKGROUND, check=False) as lab:
+async def worker(tmp: Path, models: ModelServer, config: str = CONFIG) -> AsyncGenerator[Manager]:
+    async with open_lab(tmp, server=models, config=config, mode=SHARED_BACKGROUND, check=False) as lab:
         yield lab.runtime.manager
 
 

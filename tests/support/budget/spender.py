@@ -10,7 +10,7 @@ from typing import Any
 
 from ava_audit.events import CostReserved, Event, Fence, RunClaimed, Settlement, SpawnDecided, SpawnProposed, Usage, Who
 from ava_audit.store.store import Command, Store
-from ava_server.budget.caps import CapReached, CapRequest, HeldCall, Reservation, reserve, settlement_event
+from ava_server.budget.caps import CapReached, CapRequest, HeldCall, Reservation, RunStopped, reserve, settlement_event
 from ava_server.budget.user_limits import DayCaps
 from ava_server.models.prices import Price, UserPrice, find_price
 from support.log import plan_events, write, write_each
@@ -71,7 +71,9 @@ class Spender:
         )  # fmt: skip
         return CapRequest(fact, tokens=10, wrap_tokens=10)
 
-    def reserve(self, micros: int, wrap: int = 0, days: DayCaps = DAYS) -> Command[Reservation | CapReached]:
+    def reserve(
+        self, micros: int, wrap: int = 0, days: DayCaps = DAYS
+    ) -> Command[Reservation | CapReached | RunStopped]:
         """Return the command that holds the worst case of the run's next turn in every cap."""
         return reserve(self.fence, self.who, self.request(micros, wrap), days)
 

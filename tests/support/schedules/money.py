@@ -191,7 +191,7 @@ class MoneySchedule:
         try:
             self.projections = Projections(db)
             self.view = (View if by_sql else RowsInMemory)(db, self.projections, 0)
-            for event in plan_events(GROUP, self.plan_cap, user="ann"):
+            for event in plan_events(GROUP, self.plan_cap, user="ann", timeout_s=DAY_US):
                 self.seq += 1
                 header = Header(
                     self.seq, self.now_us, "sess-1", "ann", type(event.fact).__name__, GROUP, None, None, None

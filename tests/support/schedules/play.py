@@ -34,7 +34,15 @@ from ava_audit.view import View
 from ava_server.approval.decisions import Approval, approve, reject
 from ava_server.approval.proposals import Proposal, SpawnLimits, propose
 from ava_server.approval.summary import several_line
-from ava_server.budget.caps import CapReached, CapRequest, Reservation, reserve, settle_unknown, settlement_event
+from ava_server.budget.caps import (
+    CapReached,
+    CapRequest,
+    Reservation,
+    RunStopped,
+    reserve,
+    settle_unknown,
+    settlement_event,
+)
 from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.config.settings import Limits
 from ava_server.models.base import Bound, Completion, Request
@@ -432,9 +440,9 @@ class Processes(RuleBasedStateMachine):
         )  # fmt: skip
         return CapRequest(fact, prompt + output, wrap.prompt_tokens + wrap.output_tokens)
 
-    def reserving(self, owner: Owner, asked: CapRequest) -> Reservation | CapReached:
+    def reserving(self, owner: Owner, asked: CapRequest) -> Reservation | CapReached | RunStopped:
         command = self.at(reserve(owner.log.fence, owner.log.who, asked, DayCaps(*self.ledger.days)))
-        answer: Reservation | CapReached = self.portal.call(owner.log.do, command)
+        answer: Reservation | CapReached | RunStopped = self.portal.call(owner.log.do, command)
         return answer
 
     def heads(self) -> int:
@@ -448,6 +456,11 @@ class Processes(RuleBasedStateMachine):
         before = self.heads()
         answer = self.reserving(owner, asked)
         both = asked.fact.micros + asked.fact.wrap_micros
+        if isinstance(answer, RunStopped):
+            assert run.cancel_asked and self.heads() == before, "only a run that was cancelled pays for nothing more"
+            self.ends(owner, answer.status)
+            return
+        assert not run.cancel_asked, "a run that was cancelled pays for nothing more"
         granted = self.ledger.fits(run, both, asked.tokens + asked.wrap_tokens, self.now_us)
         assert isinstance(answer, Reservation) is granted
         if isinstance(answer, CapReached):

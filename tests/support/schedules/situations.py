@@ -145,6 +145,8 @@ class SituationLog:
         """
         if (cancel_asked and where in ("proposed", "expired")) or (in_flight and where not in OWNER):
             return None
+        if cancel_asked and where == "waiting" and waits_for != "resume":  # nobody claims it, so it cannot wait again
+            return None
         mine = self.propose()
         run_id = mine.subagent_id
         if where in ("proposed", "expired"):

@@ -22,9 +22,8 @@ from ava_server.approval.proposals import SpawnLimits, brief_of
 from ava_server.run_config.config import config_of
 from ava_server.runs.record.changes import LATE, KeptChanges
 from ava_server.runs.record.claims import NotResumed, interrupt_runs, resume
-from ava_server.runs.record.endings import RunFiles, cancel, end_for_owner, end_overdue
+from ava_server.runs.record.endings import ON_REQUEST, RunFiles, cancel, end_for_owner, end_overdue
 from ava_server.runs.record.result import RunResult
-from ava_server.runs.turn.loop import ON_REQUEST
 
 if TYPE_CHECKING:
     from ava_server.runs.turn.setup import RunSetup

@@ -48,7 +48,7 @@ from ava_server.runs.owner.workers import BackgroundWorkers, LiveWorkers
 from ava_server.runs.plan.plan import PlanInputs
 from ava_server.runs.plan.plan_run import PlanRun
 from ava_server.runs.record.claims import claim, waits_for_resume
-from ava_server.runs.record.endings import cancel_reason, overdue
+from ava_server.runs.record.endings import ON_REQUEST, cancel_reason, overdue
 from ava_server.runs.record.history import History
 from ava_server.runs.record.lifecycle import (
     agent_of,
@@ -323,6 +323,8 @@ class Manager:
             plan = plans.get(row.plan_id or "")
             if overdue(row, plan, without_owner, now_us(), busy_us.get(row.id, 0)) is not None:
                 await self._end_overdue(row, without_owner)
+            elif row.state == QUEUED and row.cancel_seq is not None:  # given back by force after the cancel
+                await self._end_cancelled(row)
             elif await self._may_take(row, gone):
                 free.append(row)
         return free
@@ -417,18 +419,28 @@ class Manager:
             self.idle_since = anyio.current_time()
 
     async def _end_overdue(self, row: RunRow, gone: frozenset[str]) -> None:
-        """End a run whose time is over; an unreadable run waits for a program that can read it."""
-        if not self._notes[row.id].is_due:
+        """End a run whose time is over."""
+        await self._end_unowned(row.id, partial(self.control.end_overdue, row.id, gone))
+
+    async def _end_cancelled(self, row: RunRow) -> None:
+        """End a run in the queue that no claim takes, because it was cancelled."""
+        reason = await self._store.look(lambda view: cancel_reason(view, row.id))
+        ended = RunResult("cancelled", ON_REQUEST, reason=reason)
+        await self._end_unowned(row.id, partial(self.control.end, row.id, ended))
+
+    async def _end_unowned(self, run_id: str, end: Callable[[], Awaitable[bool]]) -> None:
+        """End a run that nobody owns; an unreadable run waits for a program that can read it."""
+        if not self._notes[run_id].is_due:
             return
         try:
-            await self.control.end_overdue(row.id, gone)
+            await end()
         except AuditError:
             raise
         except Exception as error:
             shortage = shortage_in(error)
-            self._retry_later(row.id, shortage or INTERNAL)
+            self._retry_later(run_id, shortage or INTERNAL)
             if not shortage:
-                log.exception("%s cannot be ended", row.id)
+                log.exception("%s cannot be ended", run_id)
 
     async def _check_owned(self, row: RunRow) -> None:
         """Pass a cancel on to a run that this process owns, and end the run where it does not stop."""

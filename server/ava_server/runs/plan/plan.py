@@ -35,6 +35,7 @@ from ava_server.models.prices import reserve_micros
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import RunConfig, StepConfig, StepInput, config_of
 from ava_server.run_config.run_cap import CAP_OF_ENDING
+from ava_server.runs.record.endings import cancel, end_waiting_steps, is_paused
 from ava_server.runs.record.plan_moves import (
     Cancel,
     Finish,
@@ -47,6 +48,7 @@ from ava_server.runs.record.plan_moves import (
     next_moves,
 )
 from ava_server.runs.record.plan_state import ended_well, result_of, reused_rows, step_progress
+from ava_server.runs.record.plan_time import PLAN_TIME_OVER, plan_time
 
 INPUT_CHARS = 20_000
 """Most characters that one reference adds to a task; `read_subagent_result` reads the rest."""
@@ -94,7 +96,7 @@ class Advanced:
 
     Attributes:
         moved: It wrote something: there may be more to do at once.
-        cancels: The runs that are to end, each with the reason.
+        cancels: The runs that have begun and are to end, each with the reason: their work is to be kept.
         doing: What it is doing, in a few words.
         finish: How the plan ends; None while it continues.
     """
@@ -444,17 +446,24 @@ def _least_of_inputs(config: RunConfig, texts: Sequence[Mapping[str, str]]) -> i
     return TURNS_WITH_INPUT * reserve_micros(config.price, Bound(tokens, 0))
 
 
-def advance(fence: Fence, who: Who, inputs: PlanInputs, stopped: str, new_id: Callable[[], str]) -> Command[Advanced]:
+def advance(fence: Fence, who: Who, inputs: PlanInputs, new_id: Callable[[], str]) -> Command[Advanced]:
     """Do what a plan can do now, at most `MOST_STARTED` starts. Raises StaleOwner: it has another owner, or has ended.
 
-    `stopped`: why nothing more starts; empty while it continues.
+    What ends the plan's work takes its waiting runs out of the queue here, in the same transaction. A plan that was
+    cancelled does nothing more: its owner ends it.
     """
 
     def command(view: View, now_us: int) -> Outcome[Advanced]:
         plan = view.owned_run(fence)
+        if plan.cancel_seq is not None:
+            return Outcome(Advanced(moved=False, doing="Ending its runs"))
         log = PlanLog(view, plan, inputs, now_us, new_id)
-        moves = next_moves(log.state(stopped), log, MOST_WAITING)
         events: list[Event] = []
+        stopped = ""
+        if plan_time(view.plan_caps(plan.id), now_us) == 0:
+            stopped = PLAN_TIME_OVER
+            events += end_waiting_steps(view, plan, now_us)
+        moves = next_moves(log.state(stopped), log, MOST_WAITING)
         cancels: list[Cancel] = []
         started = 0
         for move in moves:
@@ -468,7 +477,12 @@ def advance(fence: Fence, who: Who, inputs: PlanInputs, stopped: str, new_id: Ca
                     if started <= MOST_STARTED:
                         events += log.start(move)
                 case Cancel():
-                    cancels.append(move)
+                    run = view.run(move.run_id)
+                    assert run is not None, "a run of a plan is in the log"
+                    if run.generation > 0:
+                        cancels.append(move)
+                    if not is_paused(run):
+                        events += cancel(run.id, who, move.why, "system")(view, now_us).events
         moved = bool(events or cancels)
         return Outcome(Advanced(moved=moved, doing=log.doing, cancels=tuple(cancels)), tuple(events))
 

@@ -19,10 +19,10 @@ from ava_server.core.threads import each_at_once
 from ava_server.runs.journal.clock import RunClock
 from ava_server.runs.journal.log import RunLog
 from ava_server.runs.plan.plan import PlanInputs, advance
-from ava_server.runs.record.endings import cancel_reason, cancel_steps, end_plan
+from ava_server.runs.record.endings import ON_REQUEST, cancel_reason, cancel_steps, end_plan
 from ava_server.runs.record.history import History
 from ava_server.runs.record.lifecycle import agent_of
-from ava_server.runs.record.plan_time import PLAN_TIME_OVER, plan_time
+from ava_server.runs.record.plan_time import plan_time
 from ava_server.runs.record.result import RunResult
 from ava_server.runs.turn.context import RunLeft
 
@@ -38,7 +38,6 @@ END_S = 10.0
 OVERDUE_S = 3.0
 RUNS_END_S = 2.0
 """Seconds that the runs of a cancelled plan have to end before it ends without them."""
-ON_REQUEST = "cancelled on request"
 
 
 class PlanRun:
@@ -131,8 +130,7 @@ class PlanRun:
                 raise RunLeft
             seen = self._log.head
             left_s = await self._log.read(lambda view: plan_time(view.plan_caps(self.id), now_us()))
-            stopped = PLAN_TIME_OVER if left_s == 0 else ""
-            command = advance(self._log.fence, self._who, self._inputs, stopped, lambda: new_id("subagent_id"))
+            command = advance(self._log.fence, self._who, self._inputs, lambda: new_id("subagent_id"))
             answer = await self._log.do(command)
             if answer.finish is not None:
                 return RunResult(answer.finish.status, answer.finish.why)
@@ -154,19 +152,19 @@ class PlanRun:
     async def _cancel_runs(self) -> None:
         """End all runs, and wait for that a moment: what they cost and have done is then in the results.
 
-        Runs that have begun come first, because their work is kept; the others only leave the queue.
+        Those that wait leave the queue first, in one transaction: each run that ends would let one of them begin.
         """
         reason = self._cancel_reason or ON_REQUEST
 
         def command(view: View, at_us: int) -> Outcome[None]:
             plan = view.run(self.id)
-            return Outcome(None, () if plan is None else cancel_steps(view, plan, self._who, reason, at_us))
+            return Outcome(None, () if plan is None else cancel_steps(view, plan, reason, at_us))
 
         with anyio.CancelScope(shield=True), anyio.move_on_after(RUNS_END_S):
-            rows = await self._log.read(lambda view: view.step_runs(self.id))
-            await self._cancel_each({row.id: reason for row in rows if not row.ended and row.started_us is not None})
-        with anyio.CancelScope(shield=True), anyio.move_on_after(RUNS_END_S):
             await self._log.do(command)
+            rows = await self._log.read(lambda view: view.step_runs(self.id))
+            await self._cancel_each({row.id: reason for row in rows if not row.ended})
+        with anyio.CancelScope(shield=True), anyio.move_on_after(RUNS_END_S):
             while True:
                 seen = self._log.head
                 rows = await self._log.read(lambda view: view.step_runs(self.id))

@@ -27,7 +27,7 @@ from ava_audit.view import Command, Outcome, View, loads
 from ava_server.approval.plain_text import normalize_typography
 from ava_server.approval.proposals import SpawnLimits, brief_of, day_refusal, day_unspent
 from ava_server.approval.shown import approval_line
-from ava_server.budget.caps import in_flight_purpose, settle_unknown
+from ava_server.budget.caps import find_stop, in_flight_purpose, settle_unknown
 from ava_server.budget.user_limits import Slots
 from ava_server.core.ids import AGENT, label
 from ava_server.run_config.config import config_of
@@ -40,7 +40,7 @@ from ava_server.runs.record.lifecycle import (
     situation,
     transition,
 )
-from ava_server.runs.record.plan_time import plan_busy_us
+from ava_server.runs.record.plan_time import plan_busy_us, plan_time
 
 TAKEOVER_WITHIN_US = 30 * 60 * 1_000_000
 """A server takes over an interrupted run by itself within 30 minutes; after that a person has to resume it."""
@@ -67,6 +67,9 @@ def claim(
 ) -> Command[RunRow | str]:
     """Claim a run for an instance, or return why not; a claim raises the run's generation.
 
+    No run begins whose plan is cancelled or over its time. One that was cancelled itself while it was at work is
+    claimed only to be ended.
+
     A call that the last owner left in flight is settled as unknown in the same transaction. The returned row is the run
     as it was before the claim.
 
@@ -83,6 +86,8 @@ def claim(
         now_is = situation(run, now_us, gone=gone, instance=instance)
         if transition(run, "claim", now_is) is None:
             return Outcome(_why_not_claimed(run, now_is))
+        if run.cancel_seq is None and _is_plan_over(view, run, now_us):
+            return Outcome(_PLAN_OVER)
         if not run.is_plan:  # a plan itself takes no slot: each of its runs does
             why_full = slots.full(view.running(gone, but=run_id), run.user_id)
             if why_full:
@@ -97,6 +102,11 @@ def claim(
 
 
 _OVER_OR_PROPOSED = "it has ended or waits for approval"
+_PLAN_OVER = "its plan was cancelled, or the plan's time is over"
+
+
+def _is_plan_over(view: View, run: RunRow, now_us: int) -> bool:
+    return find_stop(view, run, now_us) is not None or plan_time(view.plan_caps(run.plan_id), now_us) == 0
 
 
 def _why_not_claimed(run: RunRow, now_is: Situation) -> str:

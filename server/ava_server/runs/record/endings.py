@@ -19,12 +19,12 @@ from ava_audit.events import (
     SubagentComplete,
     Who,
 )
-from ava_audit.rows import RUNNING, WAITING, PlanCaps, RunRow
+from ava_audit.rows import QUEUED, RUNNING, WAITING, PlanCaps, RunRow, StepRunRow
 from ava_audit.sanitize import sanitize_json
 from ava_audit.units import HOUR_US
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.proposals import close_proposal
-from ava_server.budget.caps import in_flight_purpose, settle_unknown
+from ava_server.budget.caps import RunStopped, in_flight_purpose, settle_unknown
 from ava_server.core.ids import AGENT
 from ava_server.runs.record.active_time import active_us_of, seen_after
 from ava_server.runs.record.changes import KeptChanges
@@ -36,6 +36,7 @@ from ava_server.runs.record.submit import Hide, hide_shapes
 
 ABANDONED_US = 24 * HOUR_US
 """A run that no server has owned for this long is ended."""
+ON_REQUEST = "cancelled on request"
 RESULT_BYTES = 1_800_000
 """The largest result that an entry can hold."""
 
@@ -70,6 +71,8 @@ def cancel(
 ) -> Command[CancelOutcome]:
     """Ask for a run's end. A proposed or queued run ends at once, a running one is ended by its owner.
 
+    With a plan, its runs are asked too (`cancel_steps`): none of them begins after this.
+
     `files`: what a paused run has handed over and changed.
     """
 
@@ -82,7 +85,10 @@ def cancel(
             return Outcome(CancelOutcome(run, pending=run.state == RUNNING))
         request = Event(who, CancelRequested(subagent_id=run.id, reason=reason, by=by), run_id=run.id)
         if step.after == RUNNING:
-            return Outcome(CancelOutcome(run, pending=True), (request,))
+            steps: tuple[Event, ...] = ()
+            if run.is_plan:
+                steps = cancel_steps(view, run, reason or ON_REQUEST, now_us)
+            return Outcome(CancelOutcome(run, pending=True), (request, *steps))
         if run.state == WAITING:
             row = view.proposal(run.pending_id)
             assert row is not None, "a run that waits has a proposal"
@@ -228,13 +234,32 @@ def _with_settlement(run: RunRow, settlement: Event) -> RunRow:
     )
 
 
-def cancel_steps(view: View, plan: RunRow, who: Who, reason: str, now_us: int) -> tuple[Event, ...]:
-    """Return the entries that ask for the end of each run that a plan still has."""
+def cancel_steps(view: View, plan: RunRow, reason: str, now_us: int, *, with_paused: bool = False) -> tuple[Event, ...]:
+    """Return the entries that take a plan's runs out of the queue, and ask for the end of those at work.
+
+    Runs that are paused have work to keep, which takes longer than a command may: without `with_paused`, whoever
+    drives the plan ends them. Until then no claim takes them.
+    """
     cancels: list[Event] = []
     for row in view.step_runs(plan.id):
-        if not row.ended:
-            cancels += cancel(row.id, who, reason, "system")(view, now_us).events
+        if row.ended or (is_paused(row) and not with_paused):
+            continue
+        cancels += cancel(row.id, agent_of(plan), reason, "system")(view, now_us).events
     return tuple(cancels)
+
+
+def is_paused(run: RunRow | StepRunRow) -> bool:
+    """Tell whether a run has begun and was returned to the queue: it may have handed over or changed something."""
+    return run.state == QUEUED and run.generation > 0
+
+
+def end_waiting_steps(view: View, plan: RunRow, now_us: int) -> tuple[Event, ...]:
+    """Return the entries that take the runs of a plan out of the queue that have not begun when its time is over."""
+    endings: list[Event] = []
+    for row in view.step_runs(plan.id):
+        if row.state == QUEUED and not is_paused(row):
+            endings += end_overdue(row.id, frozenset())(view, now_us).events
+    return tuple(endings)
 
 
 def end_plan(
@@ -248,7 +273,7 @@ def end_plan(
         plan_result,  # with the check of results, which most commands do without
     )
 
-    cancels = cancel_steps(view, plan, who, ended.reason or ended.stop_reason, now_us)
+    cancels = cancel_steps(view, plan, ended.reason or ended.stop_reason, now_us, with_paused=True)
     result = plan_result(view, plan, ended, active_us / 1e6)
     return (*cancels, *events, *ending_events(plan, result, ended, who, fence=None, active_us=active_us))
 
@@ -281,6 +306,13 @@ def ending_events(
         Event(ava, complete, run_id=run.id, fence=fence, model=run.model),
         Event(who, done, run_id=run.id, fence=fence),
     )
+
+
+def stopped_result(view: View, run: RunRow, stopped: RunStopped) -> RunResult:
+    """Return how a run ends whose next call was refused because it is to pay for nothing more."""
+    if stopped.status == "timeout":
+        return RunResult("timeout", PLAN_TIME_OVER)
+    return RunResult("cancelled", ON_REQUEST, reason=cancel_reason(view, run.id))
 
 
 def cancel_reason(view: View, run_id: str) -> str | None:

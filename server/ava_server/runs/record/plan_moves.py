@@ -132,6 +132,8 @@ Move = StepChange | Start | Cancel | Finish
 def next_moves(plan: PlanState, world: World, most_waiting: int) -> list[Move]:
     """Return what can be done now; nothing while the plan only waits for its runs.
 
+    What follows a step that stops the plan comes with the end of that step: nothing starts between the two.
+
     `most_waiting`: how many runs of the plan may be in the queue, so that a step of a thousand items does not queue a
     thousand runs at once.
     """
@@ -145,15 +147,17 @@ def next_moves(plan: PlanState, world: World, most_waiting: int) -> list[Move]:
         if progress.over:
             continue
         if progress.state is None:
+            starts: list[Start] = []
             change = _begin(plan, step, world, stopped)
-            if change is not None:
-                moves.append(change)
-            continue
-        starts, ended = _continue(plan, step, progress, world, stopped, waiting, most_waiting)
+        else:
+            starts, change = _continue(plan, step, progress, world, stopped, waiting, most_waiting)
+        if change is not None and not stopped and _stops(step, change.progress):
+            after = replace(plan, progress={**plan.progress, step.id: change.progress})
+            return [change, *next_moves(after, world, most_waiting)]
         waiting += len(starts)
         moves += starts
-        if ended is not None:
-            moves.append(ended)
+        if change is not None:
+            moves.append(change)
     if not moves and all(plan.of(step.id).over for step in plan.steps):
         moves.append(_finish(plan, stopped))
     return moves
@@ -162,9 +166,13 @@ def next_moves(plan: PlanState, world: World, most_waiting: int) -> list[Move]:
 def _stopped_by(plan: PlanState) -> str:
     """Return why a failed step stops the plan; empty where none does."""
     for step in plan.steps:
-        if step.if_fails == "stop" and plan.of(step.id).state == "failed":
+        if _stops(step, plan.of(step.id)):
             return f"{step.id} failed, which stops the plan"
     return ""
+
+
+def _stops(step: StepConfig, progress: StepProgress) -> bool:
+    return step.if_fails == "stop" and progress.state == "failed"
 
 
 def _cancels(plan: PlanState, stopped: str) -> list[Move]:

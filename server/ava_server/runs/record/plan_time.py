@@ -15,9 +15,7 @@ def plan_time(caps: PlanCaps | None, now_us: int) -> float | None:
 
     It stands still while all of its runs that are left wait for a person.
     """
-    if caps is None or caps.timeout_s is None or caps.started_us is None:
-        return None
-    return max(0.0, caps.timeout_s - caps.passed_us(now_us) / 1e6)
+    return None if caps is None else caps.left_s(now_us)
 
 
 def plan_busy_us(view: View, run: RunRow) -> int:

@@ -38,7 +38,7 @@ from ava_server.runs.coder.coding import CodingWork, fail_unkept
 from ava_server.runs.journal.clock import RunClock
 from ava_server.runs.journal.log import RunLog
 from ava_server.runs.record.claims import Paused, pause
-from ava_server.runs.record.endings import cancel_reason, ending_events
+from ava_server.runs.record.endings import ON_REQUEST, cancel_reason, ending_events
 from ava_server.runs.record.history import History
 from ava_server.runs.record.invalid_answers import REPAIRS, cut_caveat, error_of, explain_cut_call
 from ava_server.runs.record.plan_time import PLAN_TIME_OVER
@@ -60,7 +60,6 @@ OVERDUE_S = 3.0
 """Seconds after which the manager ends a run that should have ended; its loop can then write nothing more."""
 WAIT_SHARE = 0.1
 """The share of its time that a run may wait for another to send the beginning of their prompts."""
-ON_REQUEST = "cancelled on request"
 
 
 class AgentRun:

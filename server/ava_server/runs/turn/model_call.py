@@ -37,9 +37,11 @@ from ava_roles.net.search_engines import WITHOUT, SearchResults
 from ava_roles.wrap import clean
 from ava_server import telemetry
 from ava_server.budget.caps import (
+    CapAnswer,
     CapReached,
     CapRequest,
     Reservation,
+    RunStopped,
     is_in_flight,
     reserve_in_line,
 )
@@ -347,18 +349,20 @@ class PaidSearches:
             fact, tokens=bound.prompt_tokens + bound.output_tokens, wrap_tokens=wrap, model=call.model
         )
 
-        def command(patience: Patience) -> Command[Reservation | CapReached | MoneyWait]:
+        def command(patience: Patience) -> Command[CapAnswer]:
             return reserve_in_line(self._log.fence, self._log.who, cap_request, self._caps, patience)
 
         least = fact.micros + self._log.run.wrap_micros
         answer = await self._line.ask(command, self._fold_reservation, lambda: least)
+        if isinstance(answer, RunStopped):
+            raise ToolFailed("no search was made: this run is over")
         if isinstance(answer, MoneyWait):
             answer = CapReached(answer.cap, answer.left)
         if isinstance(answer, CapReached):
             raise ToolFailed(self._refusal(answer, cap_request))
         return answer
 
-    def _fold_reservation(self, answer: Reservation | CapReached | MoneyWait) -> None:
+    def _fold_reservation(self, answer: CapAnswer) -> None:
         if isinstance(answer, Reservation):
             self._log.history.add(answer.seq, answer.fact)
 

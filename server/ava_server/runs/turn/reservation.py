@@ -8,14 +8,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ava_audit.events import Activity, CostReserved, LastTurn, OutlinePhase
 from ava_audit.units import format_usd
 from ava_audit.view import Command
 from ava_server.budget.caps import (
+    CapAnswer,
     CapReached,
     CapRequest,
     Reservation,
+    RunStopped,
     UnreadMessages,
     messages_first,
     reserve_in_line,
@@ -28,6 +31,7 @@ from ava_server.run_config.config import config_of
 from ava_server.runs.asking.extension import CapExtensions
 from ava_server.runs.journal.log import RunLog
 from ava_server.runs.record.claims import Paused
+from ava_server.runs.record.endings import stopped_result
 from ava_server.runs.record.history import Recipe
 from ava_server.runs.record.result import RunResult
 from ava_server.runs.turn.context import ActiveRun
@@ -201,6 +205,8 @@ class Reservations:
             answer = await self._reserve(request, shape, last, notice)
             if isinstance(answer, UnreadMessages):
                 continue
+            if isinstance(answer, RunStopped):
+                return await self._log.read(partial(stopped_result, run=self._log.run, stopped=answer))
             if isinstance(answer, Reservation):
                 if notice.phase is not None and attempt == 1:
                     await self._log.record(Activity(activity=DOING[notice.phase]))
@@ -231,13 +237,13 @@ class Reservations:
 
     async def _reserve(
         self, request: CapRequest, shape: _Shape, last: LastTurn | None, notice: _Notice
-    ) -> Reservation | CapReached | UnreadMessages:
+    ) -> Reservation | CapReached | UnreadMessages | RunStopped:
         """Reserve a call, or return the cap that it does not fit; wait for money that other runs hold.
 
         Returns UnreadMessages if messages to the run have come since the request was built: it has to show them.
         """
 
-        def command(patience: Patience) -> Command[Reservation | CapReached | MoneyWait | UnreadMessages]:
+        def command(patience: Patience) -> Command[CapAnswer | UnreadMessages]:
             in_line = reserve_in_line(self._log.fence, self._log.who, request, self._run.context.caps, patience)
             return messages_first(self._log.run.id, self._messages_read_to, in_line)
 
@@ -349,7 +355,7 @@ class Reservations:
             return 0
         return request.max_output // 2
 
-    def _fold_answer(self, answer: Reservation | CapReached | MoneyWait | UnreadMessages) -> None:
+    def _fold_answer(self, answer: CapAnswer | UnreadMessages) -> None:
         """Fold what the log has now: the reservation, or the messages to the run that have to go first."""
         if isinstance(answer, Reservation):
             self._messages_read_to = answer.seq
