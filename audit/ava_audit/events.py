@@ -238,6 +238,8 @@ class CostUpdate(Fact):
     """A reservation was settled: what the call used, and what it cost.
 
     `tokens_per_byte` is the measured ratio for the new part of the prompt: reported tokens divided by its bytes.
+    `named` is what the answer says of its tier and its place, by field, where that can change the price. `account` is a
+    mark of the account that was billed, where its settings can: the same for the same key.
     """
 
     turn: int
@@ -253,6 +255,8 @@ class CostUpdate(Fact):
     free: bool = False
     tokens_per_byte: float | None = None
     cost_by: dict[str, int] = Field(default_factory=dict)
+    named: dict[str, str] = Field(default_factory=dict)
+    account: str | None = None
 
     @property
     def severity(self) -> Severity:
@@ -589,7 +593,8 @@ class CostReserved(Fact):
 
     With `tool_call`, it is for that tool call, not for a turn of the conversation: a web search by a model
     provider. The query in the `ToolCall` and the approved `search_call` rebuild its request. The wrap-up stays held.
-    In the run of another agent it is `beside` the calls of that agent's model.
+    In the run of another agent it is `beside` the calls of that agent's model. With `no_tier`, it asks for no service
+    tier, because the provider has refused that.
 
     `prompt_tokens` bounds the prompt. No report of the provider covers `new_bytes` of it: each counts as one token, or
     as `byte_tokens` where the bound by bytes did not fit a cap (`byte_tokens` is twice the measured ratio).
@@ -613,6 +618,7 @@ class CostReserved(Fact):
     phase: OutlinePhase | None = None
     thinking: int = 0
     tool_call: str | None = None
+    no_tier: bool | None = None
     beside: bool | None = None
     request_sha: str
 

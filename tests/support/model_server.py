@@ -56,6 +56,7 @@ class Say:
     fragment: int = 7
     gate: Gate | None = None
     stream: bool = True
+    tier: str = ""  # the tier that OpenAI's formats name
 
 
 @dataclass(frozen=True)
@@ -348,6 +349,8 @@ def events(step: Say, turn: int = 0) -> list[bytes]:
     if step.usage is not None:
         chunks.append({"choices": [], "usage": dict(step.usage)})
     common = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "test"}
+    if step.tier:
+        common["service_tier"] = step.tier
     written = [f"data: {json.dumps({**common, **chunk}, ensure_ascii=False)}\n\n".encode() for chunk in chunks]
     return [b": connected\n\n", *written, b"data: [DONE]\n\n"]
 
@@ -368,6 +371,8 @@ def whole_answer(step: Say, turn: int = 0) -> dict[str, Any]:
         "object": "chat.completion",
         "choices": [{"index": 0, "message": message, "finish_reason": _reason(step)}],
     }
+    if step.tier:
+        answer["service_tier"] = step.tier
     return answer if step.usage is None else {**answer, "usage": dict(step.usage)}
 
 

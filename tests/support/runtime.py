@@ -15,7 +15,7 @@ import hashlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -343,7 +343,8 @@ def rebuild_request(entries: Iterable[Entry], run_id: str, turn: int, attempt: i
         if isinstance(fact, CostReserved) and (fact.turn, fact.attempt) == (turn, attempt):
             assert history.prefix is not None, "a run starts with its prefix"
             if fact.tool_call is not None:
-                return rebuild_search(entries, history.started[fact.tool_call].args or {})
+                args = history.started[fact.tool_call].args or {}
+                return rebuild_search(entries, args, no_tier=bool(fact.no_tier))
             model = model_of(history.prefix.model, history.prefix.parameters, None, ClientPool())
             return model.encode(history.request(Recipe.of(fact), fact.max_output, fact.thinking))
         if fact is not None:
@@ -351,7 +352,7 @@ def rebuild_request(entries: Iterable[Entry], run_id: str, turn: int, attempt: i
     return None
 
 
-def rebuild_search(entries: Iterable[Entry], args: Mapping[str, Any]) -> bytes:
+def rebuild_search(entries: Iterable[Entry], args: Mapping[str, Any], *, no_tier: bool = False) -> bytes:
     """The request of one web search by a model provider, from what was approved and from the call of the tool."""
     config = next(
         RunConfig.model_validate(entry.fact.config) for entry in entries if isinstance(entry.fact, SpawnProposed)
@@ -361,6 +362,7 @@ def rebuild_search(entries: Iterable[Entry], args: Mapping[str, Any]) -> bytes:
     provider, _, model_id = call.model.partition(":")
     choice = Choice(provider, model_id, call.model, "fast", "chat_completions", call.price, call.base_url)
     request = search_request(config.search, model_id, " ".join(args["query"].split()), call.output_tokens)
+    request = replace(request, tier_refused=no_tier)
     return search_model(config.search, choice, call.results, ClientPool()).encode(request)
 
 

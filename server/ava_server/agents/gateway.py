@@ -26,7 +26,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 
 from ava_audit.errors import AuditError
-from ava_server.agents.seam import Admitted, CallRefused, Meter, Refusal
+from ava_server.agents.seam import Admitted, CallRefused, Meter, Refusal, is_to_repeat
 from ava_server.core.errors import ModelError
 from ava_server.core.untrusted import HIDE_WITHIN_S, hide_apart
 from ava_server.models.base import NOT_SENT, Completion
@@ -87,6 +87,7 @@ _FAILED: Mapping[str, tuple[int, str]] = {
     "bad_request": (400, "invalid_request_error"),
     "rejected": (400, "invalid_request_error"),
     "limit_name": (400, "invalid_request_error"),
+    "tier": (400, "invalid_request_error"),
     "timeout": (504, "timeout_error"),
 }
 """The same for what a provider answered, by the kind of error; else 502."""
@@ -240,6 +241,9 @@ class Gateway:
                     forwarded = _Forwarded(await self._meter.admit(call), send, reading)
                 if forwarded is not None:
                     await self._answered(forwarded, headers, gone=waiting.cancel_called)
+                    if is_to_repeat(forwarded.admitted, forwarded.error) and not waiting.cancel_called:
+                        forwarded = _Forwarded(await self._meter.admit(call), send, reading)
+                        await self._answered(forwarded, headers, gone=waiting.cancel_called)
             except CallRefused as why:
                 return self._refused(why)
             finally:
@@ -290,7 +294,9 @@ class Gateway:
         return self._error(403, "permission_error", "this run is over")
 
     async def _forward(self, forwarded: _Forwarded, headers: Headers) -> None:
-        call, bodies = forwarded.admitted.call, self._bodies
+        call, bodies, wire = forwarded.admitted.call, self._bodies, self._model.wire
+        tier = wire.tier(refused=not forwarded.admitted.asks_tier)
+        output = forwarded.admitted.output
         passed_headers: dict[str, str] | None = None
         betas = [name for name in _betas(headers) if _BETA.fullmatch(name)]
         if betas:
@@ -298,7 +304,9 @@ class Gateway:
         with forwarded.reading:
             try:
                 async with self._model.exchange(
-                    lambda: encode(self._model.accepted_body(bodies.limited(call, forwarded.admitted.output))),
+                    lambda: encode(
+                        {**self._model.accepted_body(bodies.limited(call, forwarded.admitted.output)), **tier}
+                    ),
                     self._meter.check,
                     lambda: bodies.shown_bytes(call),
                     passed_headers,

@@ -41,7 +41,7 @@ from ava_audit.sanitize import sanitize_json
 from ava_audit.view import Command, Outcome, View
 from ava_roles.wrap import clean
 from ava_server.agents.bodies import own_id
-from ava_server.agents.seam import MOST_NEW_BYTES, Admitted, AgentCall, Bounds, CallRefused
+from ava_server.agents.seam import MOST_NEW_BYTES, Admitted, AgentCall, Bounds, CallRefused, is_to_repeat
 from ava_server.agents.unpaid import UnpaidBytes, note_bytes
 from ava_server.budget.caps import CapAnswer, CapReached, CapRequest, Reservation, RunStopped, reserve_in_line
 from ava_server.budget.money_line import MoneyWait, Patience
@@ -263,7 +263,8 @@ class RunMeter:
             self._unpaid.total += self._open_bytes.get(reserved.fact.turn, 0)
         if error is not None:
             self.fault = error
-            self._failed_in_a_row += 1
+            if not is_to_repeat(admitted, error):
+                self._failed_in_a_row += 1
             if self._failed_in_a_row >= FAILED_CALLS:
                 self._on_stop()
             fact = ErrorOccurred(
@@ -300,7 +301,7 @@ class RunMeter:
                 self._open_bytes[answer.fact.turn] = unpaid_bytes
                 if self._left_to_hand_over is not None:
                     self._left_to_hand_over -= 1
-                return Admitted(call, output, answer.fact.turn, answer)
+                return Admitted(call, output, answer.fact.turn, answer, asks_tier=bool(self._log.history.pinned))
             if isinstance(answer, RunStopped):
                 raise CallRefused("over", _OVER)
             if isinstance(answer, MoneyWait):
@@ -320,7 +321,7 @@ class RunMeter:
                 continue
             cap = self.cap
             if cap is None:
-                cap = LastTurn(status=answer.status, reason=cap_words(answer, request, self._log))
+                cap = LastTurn(status=answer.status, reason=cap_words(answer, request, self._run))
                 await self._reach(cap)
             raise CallRefused("cap", self._refusal(cap))
 
@@ -366,7 +367,7 @@ class RunMeter:
         bound = self._bounds.bound(call, output)
         if byte_tokens is not None:
             bound = bound.by_ratio(byte_tokens)
-        price = self._config.price
+        price = self._run.reserve_price
         wrap_micros = wrap_tokens = 0
         if not self.hands_over:  # any conversation may be the one that hands the work over: the longest counts
             wrap_prompts = {**self._wrap_prompts, call.head_sha: bound.prompt_tokens + output + WRAP_PROMPT}
@@ -510,7 +511,8 @@ class RunMeter:
         config, held = self._config, reserved.held
         if not held.reported_tokens:  # what a provider adds to a first prompt is of no length here
             held = replace(held, new_bytes=0)
-        return self._log.settlement(held, settlement, took_ms, reported, config.model, config.price, None)
+        account = self._run.context.account
+        return self._log.settlement(held, settlement, took_ms, reported, config.model, config.price, None, account)
 
     async def _write(self, events: list[Event], settlement: Event) -> None:
         """Commit a settlement with what belongs to it; an answer that is too large for the log is paid for anyway."""

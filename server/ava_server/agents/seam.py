@@ -55,12 +55,21 @@ def _sha(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Admitted:
-    """A call that fits every cap and is on the record; an answer of `output` tokens is reserved, and `key` by whom."""
+    """A call that fits every cap and is on the record; an answer of `output` tokens is reserved, and `key` by whom.
+
+    `asks_tier`: the request asks for the wire's tier, if it has one; not once the provider has refused that.
+    """
 
     call: AgentCall
     output: int
     number: int
     key: object
+    asks_tier: bool = False
+
+
+def is_to_repeat(admitted: Admitted, error: ModelError | None) -> bool:
+    """Tell whether a call was refused for the tier that it asked for, and is to be made once more without one."""
+    return error is not None and error.kind == "tier" and admitted.asks_tier
 
 
 Refusal = Literal["cap", "model", "form", "over", "busy"]

@@ -16,6 +16,7 @@ from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
 from ava_roles.tool import Tool
 from ava_server.approval.scope import no_sandbox
+from ava_server.budget.recent_calls import RecentCalls
 from ava_server.config.secrets import Secret
 from ava_server.core.errors import key_shapes
 from ava_server.models.model_choice import ModelSettings, ProviderSearch
@@ -39,7 +40,7 @@ class ResolveContext:
         notes: There are notes in memory: a tool that would find nothing is not offered.
         listings: What the servers offer that the role names.
         remote_roots: Folders of a user over HTTP, who gets no others; None for the person at this machine.
-        tokens_per_byte: The ratio that was measured with the model recently, or None.
+        recent: What the last calls of the model have shown.
         workspace: The workspace that the call gets, or why it is refused; None where it is not known yet.
         hide: Replaces keys and secrets in a text of the project's files.
     """
@@ -61,6 +62,6 @@ class ResolveContext:
     background: bool = False
     remote_roots: tuple[Path, ...] | None = None
     policy: Policy = "ask"
-    tokens_per_byte: float | None = None
+    recent: RecentCalls = member(default_factory=RecentCalls)
     workspace: Workspace | WorkspaceRefused | None = None
     hide: Callable[[str], str] = lambda text: key_shapes().redact(text)[0]

@@ -20,7 +20,8 @@ from ava_server.budget.money_line import CapLeft, MoneyCapName, MoneyLine, Money
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import IN_PROCESS
 from ava_server.models.base import MoreUsage
-from ava_server.models.prices import COST_PARTS, Price, cost_by, cost_micros, rate_at
+from ava_server.models.prices import COST_PARTS, Price, cost_by, cost_micros, price_named, rate_at
+from ava_server.models.surcharges import telling
 from ava_server.run_config.config import config_of
 
 Purpose = Literal["retries", "plan", "search"]
@@ -33,6 +34,7 @@ SHARED_CAPS = ("the plan's ", "the user's ", "the installation's ")
 
 
 MESSAGES = ("UserMessage",)
+NOTHING_NAMED: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -292,21 +294,6 @@ class HeldCall:
 
 LEAST_MEASURED = 1_000
 """Fewer new bytes are too few to measure a ratio of tokens to bytes."""
-RATIO_CALLS = 50
-"""How many of a model's last calls count for its ratio of tokens to bytes."""
-RATIO_ENTRIES = 50_000
-"""How many entries back these calls are searched."""
-
-
-def measured_ratio(view: View, model: str) -> float | None:
-    """Return the highest of the last ratios of prompt tokens to bytes that were measured with a model, or None."""
-    sql = "SELECT content FROM events WHERE type = 'CostUpdate' AND seq > ? AND model = ? ORDER BY seq DESC LIMIT ?"
-    ratios: list[float] = []
-    for (content,) in view.select(sql, view.head() - RATIO_ENTRIES, model, RATIO_CALLS):
-        fact = loads(content)
-        if "tokens_per_byte" in fact:
-            ratios.append(fact["tokens_per_byte"])
-    return max(ratios, default=None)
 
 
 def settlement_event(
@@ -321,11 +308,16 @@ def settlement_event(
     usage: Usage | None = None,
     reported_micros: int | None = None,
     more: MoreUsage | None = None,
+    named: Mapping[str, str] = NOTHING_NAMED,
+    account: str = "",
     request_id: str | None = None,
     duration_ms: int | None = None,
     purpose: Purpose | None = None,
 ) -> Event:
     """Return the event that settles a call.
+
+    `price` is the model's own; what the answer `named` of its tier and place changes what is booked. `account` is the
+    mark of the account that was billed.
 
     `billed` books what the provider reported, else the price table's figure; `not_billed` books nothing; `unknown`
     books the full reservation, in money and tokens. More than was reserved is booked in full and flagged. With a
@@ -333,6 +325,7 @@ def settlement_event(
 
     `more` of a second reading is booked as well, as far as it was reserved.
     """
+    price = price_named(price, named)
     if settlement != "billed":
         usage = None
     elif usage is None:
@@ -356,6 +349,8 @@ def settlement_event(
         free=price.free and cost == 0,
         tokens_per_byte=held.tokens_per_byte(usage),
         cost_by={name: parts[name] for name in COST_PARTS if parts.get(name)},
+        named=telling(price.surcharges, named),
+        account=account or None,
     )
     return Event(who, fact, run_id, fence, usage=usage, cost_micros=cost, model=model, duration_ms=duration_ms)
 
@@ -373,11 +368,17 @@ def _booked(
     return cost, usage.counted, cost_by(price, usage, cost)
 
 
-def within_reservation(price: Price, held: HeldCall, usage: Usage | None, reported_micros: int | None) -> bool:
+def within_reservation(
+    price: Price,
+    held: HeldCall,
+    usage: Usage | None,
+    reported_micros: int | None,
+    named: Mapping[str, str] = NOTHING_NAMED,
+) -> bool:
     """Tell whether what a provider reports of a call is known, and no more than was reserved for it."""
     if usage is None:
         return False
-    cost, tokens, _ = _booked(price, held, "billed", usage, reported_micros)
+    cost, tokens, _ = _booked(price_named(price, named), held, "billed", usage, reported_micros)
     return cost <= held.micros and tokens <= held.tokens
 
 

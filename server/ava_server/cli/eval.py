@@ -289,7 +289,8 @@ def _has_another_price(recording: Recording, models: ModelSettings) -> bool:
         price = price_over(wire, config.provider, config.model_id, config.base_url, models.prices)
     except Unpriced:
         return False
-    return replace(price, source=config.price.source, window=config.price.window) != config.price
+    then = config.price
+    return replace(price, source=then.source, window=then.window, surcharges=then.surcharges) != then
 
 
 async def _read_run(store: Store | None, run_id: str) -> Recording:

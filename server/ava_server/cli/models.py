@@ -20,7 +20,7 @@ from ava_server.models import listing
 from ava_server.models.http_clients import ClientPool
 from ava_server.models.listing import ModelCatalog, Offer, ResolvedModel, resolve_models
 from ava_server.models.model_choice import SET_A_MODEL, ModelSettings
-from ava_server.models.prices import Price, PriceStep, per_call, price_json, price_lines, usd
+from ava_server.models.prices import Price, PriceStep, account_lines, per_call, price_json, price_lines, usd
 from ava_server.models.providers import PROVIDERS
 
 WIDTH = 80
@@ -254,7 +254,7 @@ def _tier_texts(tier: ResolvedModel) -> list[str]:
         details.append(f"window {price.window:,} tokens")
     if not price.free:
         details.append(f"price: {price.source}")
-    texts = [model_about(tier.choice.name), *price_lines(price)]
+    texts = [model_about(tier.choice.name), *price_lines(price), *account_lines(price, tier.choice.base_url)]
     if details:
         texts.append("; ".join(details))
     texts.append(f"chosen by {tier.said_by}")

@@ -23,8 +23,9 @@ AvaError
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, cast
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ ModelErrorKind = Literal[
     "thinking",
     "limit_name",
     "rejected",
+    "tier",
 ]
 
 
@@ -106,11 +108,13 @@ class ModelError(AvaError):
     `sent`: the request may have reached the provider. `answered`: a byte of an answer (a 200's body) arrived, so it may
     have been billed. `retryable`: sending the same request again can help, after `again_after_s` seconds if the
     provider said so. `what_to_do` is one next step for a person. `written` is what the model wrote, where the provider
-    refused that (`rejected`). `usage` and `cost_micros` are what the call used, where the error says so plausibly.
+    refused that (`rejected`). `usage` and `cost_micros` are what the call used, where the error says so plausibly, and
+    `named` is what it says of the tier and the place (`Completion.named`).
     """
 
     usage: Usage | None = None
     cost_micros: int | None = None
+    named: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,

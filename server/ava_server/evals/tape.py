@@ -106,6 +106,13 @@ class TapeAttempt:
         return self.paid.usage.model_copy(update={"thinking_tokens": self.settled.thinking_tokens})
 
     @property
+    def named(self) -> Mapping[str, str]:
+        """What the answer named of its tier and its place."""
+        if self.settled is None:
+            return {}
+        return self.settled.named
+
+    @property
     def cost_micros(self) -> int | None:
         """What was paid; None where it is not settled."""
         if self.paid is None:
@@ -299,6 +306,7 @@ class Tape:
             stop_reason=message.stop_reason,
             request_id=message.request_id,
             notes=message.notes,
+            named=attempt.named,
         )
 
     async def _end_unanswered(self, turn: int, attempt: TapeAttempt | None) -> NoReturn:
@@ -592,11 +600,12 @@ class TapeSearch(TapeModel):
         if reserved is not None:
             attempt = self.tape.searches.get((reserved.turn, reserved.tool_call or ""))
         usage, cost = None, None
+        named: Mapping[str, str] = {}
         if attempt is not None:
-            usage, cost = attempt.usage, attempt.cost_micros
+            usage, cost, named = attempt.usage, attempt.cost_micros, attempt.named
         raw: dict[str, Any] = {"rows": [], "fault": "", "searches": 1}
         await check()
-        yield LocalStream(Completion("", (), raw, usage, cost))
+        yield LocalStream(Completion("", (), raw, usage, cost, named=named))
 
 
 @dataclass(frozen=True)

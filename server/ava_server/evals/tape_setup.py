@@ -17,9 +17,12 @@ from ava_roles.sandbox.sandbox import Sandbox
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.run import ASK
 from ava_roles.wrap import seen_offsets
+from ava_server.budget.recent_calls import Named
 from ava_server.budget.user_limits import DayCaps
 from ava_server.evals.tape import Tape, TapeModel, TapeSearch, TapeSecrets, TapeTool
+from ava_server.models.base import Bound
 from ava_server.models.model_choice import Choice
+from ava_server.models.prices import dearest_price, raised, reserve_micros
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import RunConfig
 from ava_server.runs.asking.extension import ExtensionLimits
@@ -85,6 +88,7 @@ class TapeSetup(RunSetup):
             secret_injection=TapeSecrets(tape),
             extensions=self._extensions(),
             tokens_per_byte=self._tokens_per_byte(),
+            named=self._named(),
             close=_keep_open,
             clock=tape.clock,
         )
@@ -102,6 +106,21 @@ class TapeSetup(RunSetup):
             if reserved.byte_tokens is not None:
                 return reserved.byte_tokens / RATIO_MARGIN
         return None
+
+    def _named(self) -> Named:
+        """Return what was known of the account when the recorded run began, by how its first call was reserved."""
+        price = self._tape.recording.config.price
+        chosen = [one for one in price.surcharges if one.account]
+        calls = [fact for fact in self._tape.recording.facts(CostReserved) if fact.tool_call is None]
+        if not calls:
+            return {}
+        bound = Bound(calls[0].prompt_tokens, calls[0].max_output)
+        if calls[0].micros >= reserve_micros(dearest_price(price, {}), bound):
+            return {}
+        for one in chosen:
+            if calls[0].micros == reserve_micros(raised(price, one.percent), bound):
+                return {one.field: frozenset((one.value,))}
+        return {one.field: frozenset(("standard",)) for one in chosen}
 
     # -- in place of this machine's parts ------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ava_audit.events import Usage
@@ -84,6 +84,7 @@ class Request:
     own_bytes: int = 0  # how many bytes of the system prompt are Ava's own text
     other_limit: bool = False  # the provider has refused the usual name of `max_output`
     shared_chars: int = 0  # how many characters of the system prompt all runs of the role have, for marks of a cache
+    tier_refused: bool = False  # the provider has refused to be told the tier, so the account's own counts
 
     @property
     def system_parts(self) -> list[str]:
@@ -156,6 +157,8 @@ class Completion:
     request_id: str | None = None
     notes: tuple[str, ...] = ()  # what had to be changed or was odd, e.g. `replaced 1 lone surrogate`
     more: MoreUsage | None = None  # what is to be booked besides `usage`, as far as it was reserved
+    # What the answer names of its tier and place, by field (`surcharges.ANSWER_FIELDS`).
+    named: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Stream(Protocol):

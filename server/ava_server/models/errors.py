@@ -51,6 +51,7 @@ def with_usage(error: ModelError, reported: Completion) -> ModelError:
     error.answered = True
     error.usage = reported.usage
     error.cost_micros = reported.cost_micros
+    error.named = reported.named
     return error
 
 
@@ -64,6 +65,7 @@ class ErrorCase:
     name: str = ""
     status: tuple[int, ...] = ()
     codes: tuple[str, ...] = ()
+    params: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     below: int = 500
     retry: bool = False
@@ -96,7 +98,7 @@ def error_table() -> ErrorTable:
     by_text: list[tuple[ErrorCase, re.Pattern[str] | None]] = []
     for row in table["case"]:
         fields: dict[str, Any] = dict(row)
-        for name in ("status", "codes", "words"):
+        for name in ("status", "codes", "params", "words"):
             fields[name] = tuple(row.get(name, ()))
         case = ErrorCase(**fields)
         if case.name:
@@ -116,6 +118,7 @@ class ProviderError:
 
     words: str = ""  # its message with its code, for people
     codes: frozenset[str] = frozenset()  # every type and code in it, in lower case
+    param: str = ""  # the field of the request that it is about
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     request_id: str = ""
     written: str = ""  # what the model wrote, where that is refused (Groq)
@@ -139,7 +142,9 @@ def find_case(error: ProviderError, status: int | None = None) -> ErrorCase:
         for case, words in table.by_text:
             if not error.codes.isdisjoint(case.codes):
                 return case
-            if words is not None and code < case.below and words.search(error.words):
+            if code >= case.below:
+                continue
+            if error.param in case.params or (words is not None and words.search(error.words)):
                 return case
     if not code:
         return table.by_name["unknown"]
@@ -193,6 +198,7 @@ def read_error(error: Any, request_id: Any = None) -> ProviderError:
     return ProviderError(
         words=_words_of(fields, metadata, codes[0] or codes[1] or codes[2]),
         codes=frozenset(str(code).lower() for code in codes if isinstance(code, str | int)),
+        param=as_text(fields.get("param")),
         headers={name.lower(): str(value) for name, value in headers.items() if isinstance(value, str | int | float)},
         request_id=as_text(fields.get("request_id") or request_id),
         written=as_text(fields.get("failed_generation"))[:_MOST_CHARS],

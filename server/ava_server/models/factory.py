@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -25,14 +26,15 @@ from ava_server.models.model_choice import (
     thinking_of,
 )
 from ava_server.models.prompt_cache import CacheMark, prompt_cache_of
-from ava_server.models.providers import PROVIDERS, habits_at
+from ava_server.models.providers import PROVIDERS, habits_at, provider_at
+from ava_server.models.surcharges import SERVICE_TIER, pinned_at
 
 if TYPE_CHECKING:
     from ava_server.models.key_command import KeyCommand
     from ava_server.models.wires.wire import Wire
 
 
-_OPENROUTER, _ANTHROPIC, _OPENAI = (host_of(KNOWN_URLS[name]) for name in ("openrouter", "anthropic", "openai"))
+_OPENROUTER, _ANTHROPIC = (host_of(KNOWN_URLS[name]) for name in ("openrouter", "anthropic"))
 
 
 def how_it_thinks(choice: Choice) -> Thinking:
@@ -62,6 +64,9 @@ def parameters(choice: Choice) -> dict[str, Any]:
     mark = _cache_mark(choice)
     if mark:
         common["cache_mark"] = mark
+    tier = pinned_at(choice.base_url).get(SERVICE_TIER)
+    if tier:
+        common["service_tier"] = tier
     if choice.wire != "chat_completions":
         return common
     parts = {**common, "thinking_field": "reasoning_effort", "output_field": "max_tokens"}
@@ -74,6 +79,19 @@ def parameters(choice: Choice) -> dict[str, Any]:
         parts["thinking_field"] = "reasoning"
         parts["extra"] = _for_openrouter(choice)
     return parts
+
+
+def account_of(choice: Choice) -> str:
+    """Return a mark of the account that a model's calls are billed to; empty where it has nothing to choose.
+
+    It is the same for the same key at the same host, and says nothing about the key.
+    """
+    if not any(one.account for one in choice.price.surcharges):
+        return ""
+    key = choice.api_key or ""
+    if choice.key_command is not None:
+        key = " ".join(choice.key_command.command)
+    return hashlib.sha256(f"{host_of(choice.base_url)} {key}".encode()).hexdigest()[:12]
 
 
 def model_of(
@@ -123,6 +141,7 @@ class _StoredParameters(BaseModel):
     thinking: Thinking
     cache_mark: CacheMark = ""
     like: Annotated[str, AfterValidator(_known)] = ""
+    service_tier: str = ""
 
 
 class _StoredChatParameters(_StoredParameters):
@@ -153,6 +172,7 @@ def _wire(parameters: Mapping[str, Any]) -> Wire:
                 chat.thinking_field,
                 chat.asks_usage,
                 chat.cache_mark,
+                service_tier=chat.service_tier,
             )
         case "messages":
             from ava_server.models.wires.messages import MessagesWire
@@ -163,7 +183,7 @@ def _wire(parameters: Mapping[str, Any]) -> Wire:
             from ava_server.models.wires.responses import ResponsesWire
 
             stored = _StoredParameters.model_validate(parameters)
-            return ResponsesWire(stored.stream, stored.thinking, stored.cache_mark)
+            return ResponsesWire(stored.stream, stored.thinking, stored.cache_mark, service_tier=stored.service_tier)
         case "google":
             from ava_server.models.wires.google import GoogleWire
 
@@ -184,7 +204,7 @@ def _cache_mark(choice: Choice) -> CacheMark:
     cache = prompt_cache_of(choice.model_id)
     has_breakpoints = cache is not None and cache.breakpoints
     host = host_of(choice.base_url)
-    if host == _OPENAI and has_breakpoints:
+    if provider_at(choice.base_url) is PROVIDERS["openai"] and has_breakpoints:
         return "prompt_cache_breakpoint"
     if host != _OPENROUTER or choice.wire != "chat_completions":
         return ""

@@ -22,14 +22,17 @@ from ava_server.models.prices import (
     Price,
     Unpriced,
     UserPrice,
+    dearest_price,
     find_price,
     known_ids,
     look_up,
     marked_price,
     nanos,
+    price_at,
     reserve_micros,
 )
 from ava_server.models.providers import PROVIDERS, RemoteWire, habits_at, is_in_own_network, is_local
+from ava_server.models.surcharges import pinned_at
 
 if TYPE_CHECKING:
     from ava_server.models.key_command import KeyCommand
@@ -248,6 +251,9 @@ def price_over(
     `price_as`: the models as which names are priced, where the settings have no price of their own for them.
     """
     has_own_price = model_id in overrides or f"{provider}:{model_id}" in overrides
+    priced_id = model_id
+    if model_id in price_as:
+        priced_id = _split_price_as(price_as[model_id])[1]
     if model_id in price_as and not has_own_price:
         price = _price_as(price_as[model_id], provider, base_url, overrides)
         if price.free and not is_local(base_url):
@@ -258,17 +264,25 @@ def price_over(
     else:
         price = find_price(provider, model_id, base_url=base_url, overrides=overrides)
     if marks_cache(wire, base_url, model_id):
-        return marked_price(price)
-    return price
+        price = marked_price(price)
+    return price_at(price, base_url, priced_id)
 
 
 def _price_as(name: str, provider: str, base_url: str, overrides: Mapping[str, UserPrice]) -> Price:
     """Return the price of a model of the table: `provider:id`, or the id of one that this provider sells."""
-    seller, colon, model_id = name.partition(":")
-    if colon and seller in PROVIDERS:
+    seller, model_id = _split_price_as(name)
+    if seller:
         table = PROVIDERS[seller].price_name or seller
         return find_price(table, model_id, base_url=None, overrides=overrides)
     return find_price(provider, name, base_url=base_url, overrides=overrides)
+
+
+def _split_price_as(name: str) -> tuple[str, str]:
+    """Return the provider, empty where none is named, and the id of a model as which another one is priced."""
+    seller, colon, model_id = name.partition(":")
+    if colon and seller in PROVIDERS:
+        return seller, model_id
+    return "", name
 
 
 @lru_cache(maxsize=64)
@@ -549,7 +563,8 @@ class ProviderSearch:
         """Return the most that it costs."""
         from ava_server.models.base import Bound  # commands that only look at the configuration need no model
 
-        return reserve_micros(self.price, Bound(self.terms.prompt_tokens, self.terms.output_tokens))
+        dearest = dearest_price(self.price, {}, pinned_at(self.choice.base_url))
+        return reserve_micros(dearest, Bound(self.terms.prompt_tokens, self.terms.output_tokens))
 
 
 def engine_at(base_url: str | None) -> str | None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -20,6 +21,17 @@ from ava_audit.units import format_usd
 from ava_server.core.errors import Refused
 from ava_server.models.price_units import READ, TOKEN_KINDS, own_action, unbounded_units
 from ava_server.models.providers import PROVIDERS, is_local
+from ava_server.models.surcharges import (
+    STANDARD,
+    Surcharge,
+    address_percent,
+    most_percent,
+    named_percent,
+    pinned_at,
+    seller_at,
+    surcharges_of,
+    times_words,
+)
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
@@ -77,6 +89,7 @@ class Price:
     free: bool = False  # nothing is expected to be billed; a cost that a provider reports is booked anyway
     window: int | None = None  # tokens that prompt and answer may have together, if known
     steps: tuple[PriceStep, ...] = ()  # cheaper tiers for shorter prompts, shortest first
+    surcharges: tuple[Surcharge, ...] = ()  # what an answer may name that changes the price of its tokens
 
 
 FREE_LOCAL = Price(0, 0, 0, 0, source="free (local)", free=True)
@@ -122,6 +135,61 @@ def _cache_write(rates: Price | PriceStep) -> int:
     if not rates.input or rates.cache_write > rates.input:  # the table has it
         return rates.cache_write
     return int((rates.input * CACHE_WRITE_TIMES).to_integral_value(ROUND_CEILING))
+
+
+def price_at(price: Price, base_url: str | None, model_id: str) -> Price:
+    """Return a model's price at an address: with what a region adds to the table's, and what answers there may name.
+
+    A price of the user's is for the address as it is.
+    """
+    if price.free:
+        return price
+    percent = STANDARD
+    if not price.source.startswith(FROM_SETTINGS):
+        percent = address_percent(base_url, model_id)
+    return replace(raised(price, percent), surcharges=surcharges_of(base_url, model_id))
+
+
+def price_named(price: Price, named: Mapping[str, str]) -> Price:
+    """Return what a call is billed at whose answer names these values."""
+    return raised(price, named_percent(price.surcharges, named))
+
+
+def dearest_price(price: Price, known: Mapping[str, Collection[str]], pinned: Collection[str] = ()) -> Price:
+    """Return what the next call of an account is reserved at: the most that its own settings can make of a price.
+
+    `known`: what its answers have named by now, by field; `pinned`: the fields that requests have themselves.
+    """
+    return raised(price, most_percent(price.surcharges, known, pinned))
+
+
+@lru_cache(maxsize=256)
+def raised(price: Price, percent: int) -> Price:
+    """Return a price with all tokens at a percent of it; a fee for each call stays as it is."""
+    if percent == STANDARD or price.free:
+        return price
+    steps: list[PriceStep] = []
+    for step in price.steps:
+        steps.append(PriceStep(step.up_to, *_rates_at(step, percent)))
+    fresh, output, read, write = _rates_at(price, percent)
+    return replace(
+        price,
+        input=fresh,
+        output=output,
+        cache_read=read,
+        cache_write=write,
+        source=f"{price.source} × {times_words(percent)}",
+        steps=tuple(steps),
+    )
+
+
+def _rates_at(rates: Price | PriceStep, percent: int) -> _TokenRates:
+    """Return the rates at a percent, rounded up."""
+
+    def part(rate: int) -> int:
+        return -(-rate * percent // STANDARD)
+
+    return part(rates.input), part(rates.output), part(rates.cache_read), part(rates.cache_write)
 
 
 def _check_fee(name: str, model_id: str, price: UserPrice) -> None:
@@ -247,6 +315,17 @@ def price_lines(price: Price) -> list[str]:
     return [highest, *(f"up to {step.up_to:,} tokens: {_rates_text(step)}" for step in price.steps)]
 
 
+def account_lines(price: Price, base_url: str | None) -> list[str]:
+    """Return what the account's own settings can make of a price at an address: a line for each of them."""
+    pinned = pinned_at(base_url)
+    lines: list[str] = []
+    for one in price.surcharges:
+        if one.account and one.field not in pinned:
+            name = one.field.removeprefix("usage.")
+            lines.append(f"{times_words(one.percent)} times that with the account's {name} {one.value}")
+    return lines
+
+
 def usd(nanos: int) -> str:
     """Return nano-USD per token as USD per million tokens, to the last digit: `0.50`, `0.075`."""
     return format_usd(nanos * 1000, exact=True).removeprefix("$")
@@ -289,6 +368,9 @@ def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime
     from genai_prices import __version__
     from genai_prices.data_snapshot import get_snapshot
 
+    regional = seller_at(base_url)
+    if regional is not None:
+        provider, base_url = regional, None
     seller = next((entry for entry in get_snapshot().providers if _has(entry, provider, base_url)), None)
     if seller is None:
         return f"the table knows no provider {base_url or provider}"

@@ -62,7 +62,13 @@ class KnownProvider:
 PROVIDERS: Mapping[str, KnownProvider] = {
     "openrouter": KnownProvider("OPENROUTER_API_KEY", "https://openrouter.ai/api/v1"),
     "anthropic": KnownProvider("ANTHROPIC_API_KEY", "https://api.anthropic.com/v1", wire="messages"),
-    "openai": KnownProvider("OPENAI_API_KEY", "https://api.openai.com/v1", wire="responses", long_limit=True),
+    "openai": KnownProvider(
+        "OPENAI_API_KEY",
+        "https://api.openai.com/v1",
+        wire="responses",
+        hosts=(".api.openai.com",),
+        long_limit=True,
+    ),
     "groq": KnownProvider("GROQ_API_KEY", "https://api.groq.com/openai/v1"),
     "google": KnownProvider(
         "GEMINI_API_KEY",
@@ -72,7 +78,12 @@ PROVIDERS: Mapping[str, KnownProvider] = {
         wire="google",
     ),
     # Mistral refuses a field that it does not know, with 422 (openai/openai-agents-python#442).
-    "mistral": KnownProvider("MISTRAL_API_KEY", "https://api.mistral.ai/v1", tells_usage=True),
+    "mistral": KnownProvider(
+        "MISTRAL_API_KEY",
+        "https://api.mistral.ai/v1",
+        hosts=("api.eu.mistral.ai", "api.us.mistral.ai"),
+        tells_usage=True,
+    ),
     "xai": KnownProvider("XAI_API_KEY", "https://api.x.ai/v1", price_name="x-ai"),
     "deepseek": KnownProvider("DEEPSEEK_API_KEY", "https://api.deepseek.com"),
     "together": KnownProvider("TOGETHER_API_KEY", "https://api.together.xyz/v1", also=("TOGETHER_AI_API_KEY",)),

@@ -53,7 +53,7 @@ def _wire(name: str, choice: Choice, results: int) -> Wire:
     if name == "anthropic":
         return MessagesSearch(False, thinking, bearer=not own)
     if name == "openai":
-        return ResponsesSearch(False, thinking)
+        return ResponsesSearch(False, thinking, service_tier=parameters(choice).get("service_tier", ""))
     extra = parameters(choice).get("extra", {})
     routing = {"provider": extra["provider"]} if "provider" in extra else {}
     return ChatSearch(False, thinking, extra=routing, thinking_field="reasoning", results=results)
@@ -171,6 +171,7 @@ class ResponsesSearch(ResponsesWire):
             "include": ["web_search_call.action.sources"],
             "max_output_tokens": request.max_output,
             **self._thinking(tokens=0),
+            **self.tier(refused=request.tier_refused),
             "store": False,
             "stream": False,
         }

@@ -19,6 +19,7 @@ from ava_roles.wrap import clean
 from ava_server.approval.channels import WAYS
 from ava_server.core.errors import key_shapes
 from ava_server.core.ids import AGENT
+from ava_server.models.surcharges import named_words
 
 BOOKKEEPING = (
     "SessionStart", "SessionEnd", "SpawnProposed", "StepRunQueued", "RunClaimed", "RunStarted", "CostReserved",
@@ -193,7 +194,8 @@ def _what(entry: Entry) -> str:
             return f"{result.tool} ({_success(result)}) {words}"
         case events.CostUpdate() as update:
             over = ", more than the provider's own limits allow" if update.overrun else ""
-            return f"turn {update.turn}: {update.tokens} tokens, {_SETTLED[update.settlement]}{over}"
+            named = named_words(update.named)
+            return f"turn {update.turn}: {update.tokens} tokens{named}, {_SETTLED[update.settlement]}{over}"
         case events.CostReserved() as reserved:
             return f"turn {reserved.turn} attempt {reserved.attempt}: at most {format_usd(reserved.micros)} reserved"
         case events.GuardrailTripped() as tripped:

@@ -36,7 +36,8 @@ from ava_server.approval.proposals import SpawnLimits, made_under, spawn_limits
 from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.scope import remove_workbenches
 from ava_server.budget import user_limits
-from ava_server.budget.caps import SHARED_CAPS, measured_ratio
+from ava_server.budget.caps import SHARED_CAPS
+from ava_server.budget.recent_calls import RecentCalls, recent_calls
 from ava_server.config import role_folders
 from ava_server.config.changes import WatchedUsers, with_shared_users
 from ava_server.config.pin import PinFile
@@ -198,18 +199,18 @@ class Runtime(RunResources):
         role = setting.role
         model = setting.model
 
-        def query(view: View) -> tuple[list[PastRun], float | None]:
+        def query(view: View) -> tuple[list[PastRun], RecentCalls]:
             if model is None:
-                return [], None
+                return [], RecentCalls()
             past = view.past_runs(user, args.role, model, COUNTED, SIMILAR, SHARED_CAPS)
-            return past, measured_ratio(view, model)
+            return past, recent_calls(view, model)
 
-        past, ratio = await self.store.read(query)
+        past, recent = await self.store.read(query)
         foreign: dict[str, Any] = {}
         if role is not None and any(server_of(tool) for tool in role.tools):
             await begin()
             foreign = {"servers": self.foreign.entries, "listings": await self.foreign.listings(role)}
-        return setting.context(past=past, tokens_per_byte=ratio, **foreign)
+        return setting.context(past=past, recent=recent, **foreign)
 
     def _read_setting(
         self, args: SpawnArgs, user: str, client_roots: Sequence[str] | None, through: ConnectedHost | None

@@ -161,7 +161,7 @@ class PlanResolver(Operations):
         def resolve() -> ResolvedStep:
             config, brief = resolve_run_config(step.args, context, earlier, degraded, is_step=True)
             setup = self._runtime.run_setup
-            config = setup.with_cost_figures(config, brief, self._session.user, context.tokens_per_byte)
+            config = setup.with_cost_figures(config, brief, self._session.user, context.recent)
             return ResolvedStep(step, config, brief, specs_of(config.tools, context.tools))
 
         return await anyio.to_thread.run_sync(resolve)

@@ -363,7 +363,7 @@ class Spawns(Operations):
         def resolve() -> tuple[RunConfig, Brief]:
             config, brief = resolve_run_config(args, context, earlier, degraded)
             setup = self._runtime.run_setup
-            return setup.with_cost_figures(config, brief, self._session.user, context.tokens_per_byte), brief
+            return setup.with_cost_figures(config, brief, self._session.user, context.recent), brief
 
         try:
             return await anyio.to_thread.run_sync(resolve)

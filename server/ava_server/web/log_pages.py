@@ -41,6 +41,7 @@ from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT, parse_number, parse_run_id, read_span, state_words
+from ava_server.models.surcharges import named_words
 from ava_server.render.approvals import CHANNELS
 from ava_server.render.entry_lines import (
     BOOKKEEPING,
@@ -361,7 +362,7 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
             words = f"turn {update.turn}: {update.tokens:,} tokens"
             if entry.cost_micros:
                 words += f", {format_usd(entry.cost_micros)}"
-            return words + SETTLED_WORDS[update.settlement]
+            return words + named_words(update.named) + SETTLED_WORDS[update.settlement]
         case SubagentComplete() as done:
             run_name = named(done.subagent_id, names.get(done.subagent_id))
             return f"{run_name} {state_words(done.status)}: {done.summary}"

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 from support.model_server import Fail, Gate, Say, run_model_server
+from support.models.surcharges import make_this_machine
 from support.redaction import NAME, VALUE
 from support.repositories.coding import RIGHT, RIGHTED, STILL_WRONG, WRONG, make_calls, project, run_coder
 from support.runtime import PRICED, Lab, hand_over, open_lab, wait_for
@@ -58,6 +59,19 @@ async def test_an_unchanged_run_is_the_same_and_calls_nothing(tmp_path: Path) ->
     assert found.same, found
     assert found.after.micros == found.before.micros > 0
     assert found.after.calls == 3
+
+
+async def test_a_run_in_a_dearer_place_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_this_machine(monkeypatch, "anthropic")
+    model = "claude-opus-4-6"
+    config = f'[providers.custom]\nwire = "messages"\n{PRICED.replace("custom:test", f"custom:{model}")}'
+    there = {"input_tokens": 2_000, "output_tokens": 100, "inference_geo": "us"}
+    script = [replace(step, usage=there) for step in (LIST, hand_over(), LIST, hand_over())]
+    async with open_lab(tmp_path, script, config=config, env={"AVA_MODEL": model}) as lab:
+        for recording in (await recorded(lab), await recorded(lab)):
+            found = await replayed(recording)
+            assert found.same, found
+            assert found.after.micros == found.before.micros == 2 * (2_000 * 33 + 100 * 165) // 10
 
 
 async def test_a_planted_regression_in_a_roles_prompt_is_found_without_a_call(tmp_path: Path) -> None:

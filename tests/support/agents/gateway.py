@@ -79,6 +79,7 @@ class NotingMeter:
     holds: anyio.Event | None = None
     shielded: bool = False
     waiting: int = 0
+    asks_tier: bool = False  # until the provider refuses it
 
     async def admit(self, call: AgentCall) -> Admitted:
         if self.refuses is not None:
@@ -91,7 +92,7 @@ class NotingMeter:
             finally:
                 self.waiting -= 1
         self.admitted.append(call)
-        return Admitted(call, min(call.asked_output or 500, 500), len(self.admitted), None)
+        return Admitted(call, min(call.asked_output or 500, 500), len(self.admitted), None, self.asks_tier)
 
     async def check(self) -> None:
         if self.checks is not None:
@@ -107,6 +108,8 @@ class NotingMeter:
     async def failed(self, admitted: Admitted, settlement: str, error: ModelError | None, took_ms: int) -> None:
         await anyio.lowlevel.checkpoint()
         self.settled.append((admitted.number, settlement, error))
+        if error is not None and error.kind == "tier":
+            self.asks_tier = False
 
     @property
     def ways(self) -> list[str]:

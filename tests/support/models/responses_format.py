@@ -43,6 +43,7 @@ def whole(step: Say, request: Mapping[str, Any]) -> dict[str, Any]:
         "incomplete_details": {"reason": reason} if reason else None,
         "output": items(step, request),
         "usage": figures(step),
+        "service_tier": step.tier or "default",
     }
 
 
@@ -65,7 +66,7 @@ def envelope(request: Mapping[str, Any], status: str) -> dict[str, Any]:
         "previous_response_id": None,
         "prompt_cache_key": None,
         "reasoning": effort,
-        "service_tier": "default",
+        "service_tier": "auto",
         "store": request.get("store", True),
         "temperature": 1.0,
         "text": {"format": {"type": "text"}, "verbosity": "medium"},

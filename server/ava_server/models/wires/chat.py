@@ -85,6 +85,7 @@ class ChatWire(Wire):
         parts["stream"] = self.streaming
         if self.streaming and self.asks_usage:
             parts["stream_options"] = ASK_USAGE
+        parts |= self.tier(refused=request.tier_refused)
         return {**parts, **self._thinking(request.thinking), **self.extra}
 
     def accepted_body(self, body: Mapping[str, Any], *, other_limit: bool = False) -> dict[str, Any]:

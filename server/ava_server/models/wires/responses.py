@@ -81,7 +81,7 @@ class ResponsesWire(Wire):
         parts |= {"max_output_tokens": request.max_output, **self._thinking(request.thinking), "store": False}
         if self.thinking.possible:  # models that do not think refuse it: "Encrypted content is not supported"
             parts["include"] = ["reasoning.encrypted_content"]
-        return {**parts, "stream": self.streaming}
+        return {**parts, **self.tier(refused=request.tier_refused), "stream": self.streaming}
 
     def _thinking(self, tokens: int) -> dict[str, Any]:
         effort = self.effort(tokens)  # OpenAI gives summaries only to the verified

@@ -21,6 +21,7 @@ from ava_server.models.json_text import (
 )
 from ava_server.models.model_choice import EFFORT, LOW, UNKNOWN, Thinking
 from ava_server.models.prompt_cache import CacheMark
+from ava_server.models.surcharges import ANSWER_FIELDS, SERVICE_TIER
 from ava_server.models.tokens import CachePlace, claims_use, merge_usage, read_usage
 from ava_server.models.usage_reader import UsageReader, more_words
 
@@ -29,6 +30,9 @@ MOST_CALLS = 128
 """Tool calls of one answer that are kept; no real model asks for as many."""
 _USAGE_HOLDERS = ("response", "message", "error", "x_groq")
 """The parts of an error in which providers put the usage, besides the error itself."""
+_UNSAID = ("", "auto")
+"""Values of a tier that leave open which one it was."""
+_LONGEST_VALUE = 40
 _LONGEST_LINE = 200
 """Characters of a provider's id or reason that are kept: they are for people, and go into every log line."""
 
@@ -54,7 +58,8 @@ class WireAnswer(ABC):
     the stream has said that nothing more comes. `closed`: an answer without such a word was taken. `usage` is the
     provider's as it came. `offered` are the names of the tools, where they are known. `_let_go` is how many calls are
     counted but no longer held, `_room` how many parts an answer may have before that is looked for. `usage_field` is
-    where the provider has the usage, and `cache` what is known of how it counts its cache.
+    where the provider has the usage, `cache` what is known of how it counts its cache, and `named` what it says of how it
+    was computed, by field (`ANSWER_FIELDS`).
     """
 
     usage_field: ClassVar[str] = "usage"
@@ -66,6 +71,7 @@ class WireAnswer(ABC):
     usage: dict[str, Any] | None = None
     offered: frozenset[str] = frozenset()
     cache: CachePlace = field(default_factory=CachePlace)
+    named: dict[str, str] = field(default_factory=dict[str, str])
     _let_go: int = 0
     _room: int = 8 * MOST_CALLS
 
@@ -142,6 +148,7 @@ class WireAnswer(ABC):
             request_id=one_line(self.final_request_id(request_id)),
             notes=(*notes, *whole.notes, *odd),
             more=more,
+            named=dict(self.named),
         )
 
     def read_usage_of(self, event: Mapping[str, Any]) -> bool:
@@ -159,6 +166,15 @@ class WireAnswer(ABC):
         usage = as_object(fields.get(self.usage_field))
         if usage:
             self.usage = merge_usage(self.usage, usage)
+        self._read_named(fields, usage or {})
+
+    def _read_named(self, fields: Mapping[str, Any], usage: Mapping[str, Any]) -> None:
+        """Take what an answer says of its tier and its place; the last word counts."""
+        for name in ANSWER_FIELDS:
+            in_usage = name.removeprefix("usage.")
+            value = as_text(fields.get(name)) if in_usage == name else as_text(usage.get(in_usage))
+            if value not in _UNSAID and len(value) <= _LONGEST_VALUE:
+                self.named[name] = one_line(value) or ""
 
     def _surplus(self, held: int, calls: Callable[[], Sequence[_Call]]) -> Sequence[_Call]:
         """Return which calls to let go of, now and then: beyond MOST_CALLS they only count, and the last still grows.
@@ -177,14 +193,16 @@ class WireAnswer(ABC):
 class Wire(ABC):
     """A format of requests and answers, as one endpoint speaks it.
 
-    `streaming`: ask for a stream; some servers cannot. `speaks` is its name for people, and `flavors` its names in
-    genai-prices, the best one first. `part` is the field that every whole answer has. `path` is under an API's address.
+    `streaming`: ask for a stream; some servers cannot. `service_tier` is the tier that requests ask for; empty where
+    they ask for none. `speaks` is its name for people, and `flavors` its names in genai-prices, the best one first.
+    `part` is the field that every whole answer has. `path` is under an API's address.
     `has_other_limit`: its limit on an answer has two names, of which an endpoint may know one.
     `sorts_cache`: the format itself says whether the prompt that it counts has the cache in it.
     """
 
     streaming: bool = True
     thinking: Thinking = UNKNOWN
+    service_tier: str = field(default="", kw_only=True)
     speaks: ClassVar[str]
     flavors: ClassVar[tuple[str, ...]]
     part: ClassVar[str]
@@ -250,6 +268,12 @@ class Wire(ABC):
         if tokens:
             return EFFORT if self.thinking.possible else None
         return {"default": None, "disabled": "none"}.get(self.thinking.off, LOW)
+
+    def tier(self, *, refused: bool) -> dict[str, str]:
+        """Return the field of a request that asks for the tier; none once the provider has `refused` it."""
+        if refused or not self.service_tier:
+            return {}
+        return {SERVICE_TIER: self.service_tier}
 
     def fault(self, event: Mapping[str, Any]) -> Any:
         """Return the error in an event or in place of a whole answer, or None."""

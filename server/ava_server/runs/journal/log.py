@@ -80,19 +80,24 @@ class RunLog:
 
     def settlement(
         self, held: HeldCall, settlement: Settlement, took_ms: int, reported: Completion | ModelError | None,
-        model: str, price: Price, purpose: Purpose | None,
+        model: str, price: Price, purpose: Purpose | None, account: str = "",
     ) -> Event:  # fmt: skip
         """Return the event that settles a call, by what the provider `reported` with its answer or its error.
 
-        What an error says that the call used is believed where it lies within the reservation.
+        What an error says that the call used is believed where it lies within the reservation. `account` is the mark of
+        the account that was billed.
         """
-        if isinstance(reported, ModelError) and within_reservation(price, held, reported.usage, reported.cost_micros):
+        named = reported.named if reported is not None else {}
+        if isinstance(reported, ModelError) and within_reservation(
+            price, held, reported.usage, reported.cost_micros, named
+        ):
             settlement = "billed"
         event = settlement_event(
             self.fence, self.run.id, self.who, model, price, held, settlement, duration_ms=took_ms, purpose=purpose,
             usage=reported.usage if reported is not None else None,
             reported_micros=reported.cost_micros if reported is not None else None,
             more=reported.more if isinstance(reported, Completion) else None,
+            named=named, account=account,
             request_id=reported.request_id if reported is not None else None,
         )  # fmt: skip
         self._unsettled.append(event)

@@ -35,6 +35,7 @@ from ava_roles.tools.edits import EDIT_FILE, WRITE_FILE
 from ava_roles.tools.run import READ_SUBAGENT_RESULT
 from ava_roles.wrap import cut_tool_output, wrap_project_file, wrap_tool_output
 from ava_server.budget.caps import Purpose, may_have_cost
+from ava_server.budget.recent_calls import Named, with_named
 from ava_server.models.base import (
     AssistantTurn,
     ReportedUsage,
@@ -45,6 +46,7 @@ from ava_server.models.base import (
     Turn,
     UserTurn,
 )
+from ava_server.models.surcharges import SERVICE_TIER
 from ava_server.models.text_tool_calls import TextToolCalls, read_printed
 from ava_server.models.wires.wire import tool_use
 from ava_server.run_config.run_cap import CAP_OF_FIELD
@@ -146,6 +148,8 @@ class History:
         longest_tokens: The most that a call of another agent could take, its answer included.
         thinks: The last call could think. `thinking_dropped`: the provider does not take earlier thinking back.
         other_limit: The provider has refused the usual name of the limit on an answer.
+        tier_refused: The provider does not take the tier that requests asked for, so they ask for none any more.
+        named: What answers have named of their tier and place, by the account that was billed.
         invalid_answer: What is wrong with the last answer. `invalid_kinds`: of all such answers in a row.
         drafts: Results that were submitted and not accepted. `malformed`: how many of them had the wrong form.
         check: The last check of the work since the last answer. `last_check`: of the whole run.
@@ -187,6 +191,8 @@ class History:
     thinks: bool = True
     thinking_dropped: bool = False
     other_limit: bool = False
+    tier_refused: bool = False
+    named: dict[str, Named] = field(default_factory=dict[str, Named])
     answer_tokens: int = 0
     invalid_answer: InvalidAnswer | None = None
     invalid_kinds: tuple[InvalidKind, ...] = ()
@@ -386,7 +392,15 @@ class History:
             own_bytes=self.prefix.own_bytes,
             other_limit=self.other_limit,
             shared_chars=self.prefix.shared_chars,
+            tier_refused=self.tier_refused,
         )
+
+    @property
+    def pinned(self) -> tuple[str, ...]:
+        """The fields of requests that keep the account's own settings from changing the price."""
+        if self.tier_refused or self.prefix is None or not self.prefix.parameters.get(SERVICE_TIER):
+            return ()
+        return (SERVICE_TIER,)
 
     def printed_calls(self, text: str) -> TextToolCalls | None:
         """Return the tool calls that an answer's text contains, or what looks like them."""
@@ -562,6 +576,8 @@ class History:
             return
         if fact.tokens_per_byte is not None:
             self.tokens_per_byte = max(self.tokens_per_byte or 0.0, fact.tokens_per_byte)
+        account = fact.account or ""
+        self.named[account] = with_named(self.named.get(account, {}), fact.named)
         if self.reserved is None:  # of another agent
             return
         if may_have_cost(fact):
@@ -575,12 +591,14 @@ class History:
             self.thought = usage.thinking_tokens > 0
 
     def _add_error(self, fact: ErrorOccurred) -> None:
-        """Fold an error: one about thinking turns thinking off, also in the turns before it.
+        """Fold an error: one about thinking turns thinking off, also in the turns before it; one about the tier, that.
 
         One about the limit on an answer gives it its other name.
 
         After a call of unknown cost, an error of the same attempt means that its connection was lost.
         """
+        if fact.kind == "tier" and self.pinned:
+            self.tier_refused = True
         if fact.kind == "thinking":
             self.thinks = False
             self.thinking_dropped = True

@@ -18,10 +18,13 @@ from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.placeholders import InjectedSecret, has_misspelt, has_placeholder, secret_names
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.worktree.session import WorktreeSession
+from ava_server.budget.recent_calls import Named, with_all_named
 from ava_server.budget.user_limits import DayCaps
 from ava_server.core.errors import AvaError
 from ava_server.models.base import Model
 from ava_server.models.model_choice import search_terms
+from ava_server.models.prices import Price, raised
+from ava_server.models.surcharges import STANDARD, most_percent, times_words
 from ava_server.run_config.config import RunConfig
 from ava_server.run_config.parts import SearchCall
 from ava_server.runs.asking.extension import ExtensionLimits
@@ -149,6 +152,8 @@ class SearchModel:
     name: str
     call: SearchCall
     model: Model
+    account: str = ""  # the mark of the account that it is billed to
+    named: Named = field(default_factory=dict[str, frozenset[str]])  # what earlier answers to this account have named
 
     @property
     def title(self) -> str:
@@ -179,6 +184,8 @@ class RunContext:
     Attributes:
         started: The prefix of a new run; a resumed run keeps the one in its log.
         tokens_per_byte: The most prompt tokens per byte that earlier runs have measured with this model, if any did.
+        account: The mark of the account that its model's calls are billed to; empty where it has nothing to choose.
+        named: What the answers of earlier runs to this account have named of their tier and place.
         search: Its web search by a model provider; None where it has none, or a search engine (`place.search`).
         worktree: Where the run changes files; None for a run that changes none.
         effects: Where values of calls may come from, by the run's role; see `Role.effects`.
@@ -200,6 +207,8 @@ class RunContext:
     worktrees: Worktrees
     extensions: ExtensionLimits
     tokens_per_byte: float | None = None
+    account: str = ""
+    named: Named = field(default_factory=dict[str, frozenset[str]])
     servers: RunMcpServers = field(default_factory=RunMcpServers)
     search: SearchModel | None = None
     worktree: WorktreeSession | None = None
@@ -241,6 +250,26 @@ class ActiveRun:
     def active_s(self) -> float:
         """Seconds for which the run has been active, over all its claims."""
         return self.clock.active_s
+
+    @property
+    def reserve_price(self) -> Price:
+        """The price at which the next call is reserved: the approved one, at the most that the account makes of it."""
+        return raised(self.config.price, self._reserve_percent)
+
+    @property
+    def surcharge_words(self) -> str:
+        """Words on a call that is reserved at more than the approved price, after what it costs; else nothing."""
+        percent = self._reserve_percent
+        if percent == STANDARD:
+            return ""
+        fields = sorted({one.field for one in self.config.price.surcharges if one.account})
+        return f" at {times_words(percent)} times the model's price, which the account can have ({', '.join(fields)})"
+
+    @property
+    def _reserve_percent(self) -> int:
+        history, context = self.log.history, self.context
+        known = with_all_named(context.named, history.named.get(context.account, {}))
+        return most_percent(self.config.price.surcharges, known, history.pinned)
 
     @property
     def left_s(self) -> float:

@@ -23,7 +23,7 @@ from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.summary import list_earlier
 from ava_server.core.errors import Refused
 from ava_server.models.base import Bound, Model
-from ava_server.models.prices import reserve_micros
+from ava_server.models.prices import Price, reserve_micros
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import OUTLINE_TURNS, RunConfig
 from ava_server.run_config.run_cap import limits_for_model
@@ -124,9 +124,8 @@ class FirstCalls:
     turn: int
 
 
-def estimate(config: RunConfig, prompt_tokens: int) -> FirstCalls:
-    """Return what the first calls of a run can cost, by the bound of its first prompt."""
-    price = config.price
+def estimate(config: RunConfig, price: Price, prompt_tokens: int) -> FirstCalls:
+    """Return what the first calls of a run can cost at a price, by the bound of its first prompt."""
 
     def costs(tokens: int, output: int) -> tuple[int, int, int]:
         """Return the most that the first call, a later one and the wrap-up cost."""
@@ -149,13 +148,14 @@ def with_cost_figures(
     brief: Brief,
     tools: Mapping[str, Tool],
     model: Model,
+    price: Price,
     tokens_per_byte: float | None,
     first_bytes: int = 0,
 ) -> RunConfig:
     """Return a configuration with the least cap from which it can work, and with what its calls cost at most.
 
-    `first_bytes` are those that another agent adds to its first request. Raises Refused, with the figure: its caps buy
-    no work.
+    `price` is what its calls are reserved at, and `first_bytes` are those that another agent adds to its first request.
+    Raises Refused, with the figure: its caps buy no work.
     """
     history = History("")
     history.add(1, started(config, brief, tools, {}, config.confinement))
@@ -166,7 +166,7 @@ def with_cost_figures(
     bound = replace(bound, prompt_tokens=bound.prompt_tokens + first_bytes, new_bytes=bound.new_bytes + first_bytes)
     if tokens_per_byte is not None:  # as a reservation does where the bound by bytes does not fit
         bound = bound.by_ratio(byte_tokens(tokens_per_byte))
-    calls = estimate(config, bound.prompt_tokens)
+    calls = estimate(config, price, bound.prompt_tokens)
     tokens = 2 * (bound.prompt_tokens + GOOD_OUTPUT) + WRAP_PROMPT + config.wrap_output
     if tokens > config.max_tokens:
         raise Refused(
@@ -187,6 +187,6 @@ def with_cost_figures(
         "least_micros": calls.least,
         "start_micros": calls.start,
         "turn_micros": calls.turn,
-        "first_micros": reserve_micros(config.price, likely),
+        "first_micros": reserve_micros(price, likely),
     }
     return config.model_copy(update=figures)

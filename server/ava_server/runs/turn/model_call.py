@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -51,8 +51,9 @@ from ava_server.core.ids import IN_PROCESS
 from ava_server.models.base import NOT_SENT, Bound, Completion, Delta, Request, ToolUse
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.model_choice import with_fee
-from ava_server.models.prices import cost_micros, reserve_micros
+from ava_server.models.prices import cost_micros, dearest_price, price_named, reserve_micros
 from ava_server.models.search_model import read_results, search_request, searches_in
+from ava_server.models.surcharges import pinned_at
 from ava_server.models.text_tool_calls import with_calls
 from ava_server.run_config.config import config_of
 from ava_server.runs.journal.log import ms_since
@@ -219,8 +220,9 @@ class ModelCalls:
         if may_have_been_billed(error):
             settlement = "unknown"
         held = reserved.fact
+        # Before this error is folded, which may change each.
         history = self._log.history
-        tried = {"thinking": history.thinking_dropped, "limit_name": history.other_limit}  # before this error is folded
+        tried = {"thinking": history.thinking_dropped, "limit_name": history.other_limit, "tier": not history.pinned}
         text = self._hide(str(error))
         fact = ErrorOccurred(
             error=text,
@@ -298,7 +300,8 @@ class ModelCalls:
         measures = history.has_report and not history.thought
         held = reserved.held if measures else replace(reserved.held, new_bytes=0)
         model, price = self._config.model, self._price
-        return self._log.settlement(held, settlement, took_ms, reported, model, price, history.purpose)
+        account = self._run.context.account
+        return self._log.settlement(held, settlement, took_ms, reported, model, price, history.purpose, account)
 
 
 class PaidSearches:
@@ -311,15 +314,31 @@ class PaidSearches:
         self._caps = run.context.caps
         self._line = MoneyQueue(run)
         self._one = anyio.Lock()
+        self._tier_refused = False
 
     async def search(self, call_id: str, query: str, count: int) -> SearchResults:
         """Search once, for a call of a tool. Raises ToolFailed if it had no results, or does not fit a cap."""
         async with self._one:
-            model_id = self._call.model.partition(":")[2]
-            request = search_request(self._search.name, model_id, query, self._call.output_tokens)
-            reserved = await self._reserve(call_id, request)
-            completion = await self._send(reserved, request)
+            try:
+                completion = await self._search_once(call_id, query)
+            except _TierRefused:
+                self._tier_refused = True
+                completion = await self._search_once(call_id, query)
         return read_results(self._search.name, completion, count)
+
+    @property
+    def _pinned(self) -> Mapping[str, str]:
+        """The fields of a search that keep the account's own settings from changing its price."""
+        if self._tier_refused:
+            return {}
+        return pinned_at(self._call.base_url)
+
+    async def _search_once(self, call_id: str, query: str) -> Completion:
+        model_id = self._call.model.partition(":")[2]
+        request = search_request(self._search.name, model_id, query, self._call.output_tokens)
+        request = replace(request, tier_refused=self._tier_refused)
+        reserved = await self._reserve(call_id, request)
+        return await self._send(reserved, request)
 
     async def _reserve(self, call_id: str, request: Request) -> Reservation:
         """Hold the worst case of a search. Raises ToolFailed if it does not fit a cap."""
@@ -332,12 +351,13 @@ class PaidSearches:
             turn=history.turn,
             attempt=history.attempt + 1,
             scopes=(),
-            micros=reserve_micros(call.price, bound),
+            micros=reserve_micros(dearest_price(call.price, self._search.named, self._pinned), bound),
             wrap_micros=0,
             prompt_tokens=bound.prompt_tokens,
             max_output=bound.output_tokens,
             upto_seq=history.last_message_seq,
             tool_call=call_id,
+            no_tier=request.tier_refused or None,
             beside=config.runner != IN_PROCESS or None,  # calls of another agent may be in flight, and stay so
             request_sha=hashlib.sha256(self._search.model.encode(request)).hexdigest(),
         )
@@ -397,6 +417,8 @@ class PaidSearches:
         except ModelError as error:
             failed: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
             await self._settle(reserved, failed, began, error)
+            if error.kind == "tier" and self._pinned:
+                raise _TierRefused from error
             raise ToolFailed(f"{self._search.title} did not search: {error}; {WITHOUT}") from error
         except StoreUnavailable as error:
             await settle("not_billed")
@@ -413,10 +435,16 @@ class PaidSearches:
         if isinstance(reported, Completion) and reported.usage is not None:
             price = with_fee(price, self._call.fee * (searches_in(reported) - 1))
             if reported.cost_micros:  # a gateway's may leave out the search's fee: the higher one counts
-                higher = max(reported.cost_micros, cost_micros(price, reported.usage))
+                higher = max(reported.cost_micros, cost_micros(price_named(price, reported.named), reported.usage))
                 reported = replace(reported, cost_micros=higher)
-        event = self._log.settlement(held, settlement, ms_since(began), reported, self._call.model, price, "search")
+        event = self._log.settlement(
+            held, settlement, ms_since(began), reported, self._call.model, price, "search", self._search.account
+        )
         await self._log.append_for(lambda run: (event,) if is_in_flight(run, held) else ())
+
+
+class _TierRefused(Exception):
+    """Raised when a search was refused for the tier that it asked for: the next one asks for none."""
 
 
 class _SettledIfCancelled:

@@ -163,7 +163,6 @@ class Reservations:
         self._log = run.log
         self._history = run.log.history
         self._config = run.config
-        self._price = run.config.price
         self._model = run.context.model
         self._outliner = outliner
         self._line = MoneyQueue(run)
@@ -219,7 +218,7 @@ class Reservations:
             pause = await self.extensions.more_of(answer, request, self._run.active_s)
             if pause is not None:
                 return pause
-            self.cap = LastTurn(status=answer.status, reason=cap_words(answer, request, self._log))
+            self.cap = LastTurn(status=answer.status, reason=cap_words(answer, request, self._run))
             if history.outline.is_on:  # the outline so far is used, and the wrap-up is a turn of its own
                 return await self.next()
 
@@ -267,9 +266,9 @@ class Reservations:
 
     def _micros(self, call: _Call) -> int:
         """Return the worst case of a call and of the wrap-up after it, in micro-USD."""
-        micros = reserve_micros(self._price, call.bound)
+        micros = reserve_micros(self._run.reserve_price, call.bound)
         if call.wrap:
-            micros += reserve_micros(self._price, call.wrap)
+            micros += reserve_micros(self._run.reserve_price, call.wrap)
         return micros
 
     def _next_turn(self) -> int:
@@ -319,13 +318,13 @@ class Reservations:
         prompt = call.bound.prompt_tokens
         wrap_micros = wrap_tokens = 0
         if call.wrap is not None:
-            wrap_micros = reserve_micros(self._price, call.wrap)
+            wrap_micros = reserve_micros(self._run.reserve_price, call.wrap)
             wrap_tokens = call.wrap.prompt_tokens + call.wrap.output_tokens
         fact = CostReserved(
             turn=turn,
             attempt=attempt,
             scopes=(),
-            micros=reserve_micros(self._price, call.bound),
+            micros=reserve_micros(self._run.reserve_price, call.bound),
             wrap_micros=wrap_micros,
             prompt_tokens=prompt,
             max_output=shape.output,
@@ -519,7 +518,7 @@ def affordable_output(run: ActiveRun, most: int) -> int:
     Fewer than `GOOD_OUTPUT` would not be a usable answer, so it is not cut below that; whether the call then fits the
     caps is decided when it is reserved.
     """
-    nanos_per_token = run.config.price.output
+    nanos_per_token = run.reserve_price.output
     if not nanos_per_token:
         return most
     left_micros = run.config.max_cost_micros - run.log.run.cost_micros
@@ -547,8 +546,9 @@ def measured_byte_tokens(run: ActiveRun) -> float | None:
     return byte_tokens(max(known))
 
 
-def cap_words(reached: CapReached, request: CapRequest, log: RunLog) -> str:
+def cap_words(reached: CapReached, request: CapRequest, run: ActiveRun) -> str:
     """Return which cap the next call does not fit, its worst case, and what is left."""
+    log = run.log
     if reached.cap == "overrun":
         billed = sum(micros for part, micros in log.history.cost_by.items() if part != "search")
         if config_of(log.run.config).price.free and billed:
@@ -565,7 +565,7 @@ def cap_words(reached: CapReached, request: CapRequest, log: RunLog) -> str:
         need = f"{request.needs(reached.cap):,} tokens"
         left = f"{reached.left:,} are"
     else:
-        need = format_usd(request.needs(reached.cap))
+        need = f"{format_usd(request.needs(reached.cap))}{run.surcharge_words}"
         left = f"{format_usd(reached.left)} is"
     others = "; other runs hold the rest" if reached.gives_way else ""
     return f"{caps[reached.cap]} was reached: {left} left, and the next call with the last one may cost {need}{others}"

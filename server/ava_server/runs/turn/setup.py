@@ -34,7 +34,7 @@ from ava_server.approval.scope import (
     remove_workbenches,
     strength,
 )
-from ava_server.budget.caps import measured_ratio
+from ava_server.budget.recent_calls import RecentCalls, recent_calls
 from ava_server.config.agents import AgentSpec, agent_of
 from ava_server.config.root_key import root_key
 from ava_server.config.search_engine import ApprovedSearch
@@ -42,9 +42,11 @@ from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.core.ids import IN_PROCESS
 from ava_server.models.base import Model
-from ava_server.models.factory import model_of, parameters
+from ava_server.models.factory import account_of, model_of, parameters
 from ava_server.models.model_choice import Choice, choose
+from ava_server.models.prices import dearest_price
 from ava_server.models.search_model import search_model
+from ava_server.models.surcharges import pinned_at
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import NO_COMMANDS, RUN_TOOLS, RunConfig, config_of
 from ava_server.runs.asking.extension import extension_limits
@@ -170,10 +172,11 @@ class RunSetup:
             FolderReplaced: Its workspace or repository is not the one that was approved.
         """
         config = config_of(run.config)
-        brief, ratio = await self._brief_and_ratio(run, config)
+        brief, recent = await self._brief_and_calls(run, config)
         scratch = self._resources.settings.paths.scratch / run.id
 
         choice = await self.folders.in_time(lambda: self._begin(config, scratch))
+        account = account_of(choice)
         sandbox = await self.sandbox(config.confinement)
         servers = self.servers(run, config, scratch, sandbox)
         ask = self._ask(config, history)
@@ -205,7 +208,9 @@ class RunSetup:
             extensions=extension_limits(self._resources.settings, run.user_id),
             window=choice.price.window or WINDOW,
             worktrees=self.worktrees,
-            tokens_per_byte=ratio,
+            tokens_per_byte=recent.tokens_per_byte,
+            account=account,
+            named=recent.named_by(account),
             search=search,
             worktree=place.worktree,
             effects=parse_role(config.role_text, config.role_source, config.role).effects,
@@ -216,14 +221,14 @@ class RunSetup:
             prompt_prefix=self._prompt_prefixes.of_run(run, prefix),
         )
 
-    async def _brief_and_ratio(self, run: RunRow, config: RunConfig) -> tuple[Brief, float | None]:
-        """Return the texts of a run, and the tokens per byte that earlier runs of its model had."""
-        brief, ratio = await self._resources.store.read(
-            lambda view: (brief_of(view, run), measured_ratio(view, config.model)), short=True
+    async def _brief_and_calls(self, run: RunRow, config: RunConfig) -> tuple[Brief, RecentCalls]:
+        """Return the texts of a run, and what the last calls of its model have shown."""
+        brief, recent = await self._resources.store.read(
+            lambda view: (brief_of(view, run), recent_calls(view, config.model)), short=True
         )
         if brief is None:
             raise ConfigNotSupported("its task was erased")
-        return brief, ratio
+        return brief, recent
 
     def _begin(self, config: RunConfig, scratch: Path) -> Choice:
         """Remove what an earlier process left behind, and return the model, at the price that was approved. Blocks."""
@@ -426,8 +431,10 @@ class RunSetup:
         resources = self._resources
         return Ask(resources.store, history, config.questions, resources.settings.limits.question_wait_s)
 
-    def with_cost_figures(self, config: RunConfig, brief: Brief, user: str, tokens_per_byte: float | None) -> RunConfig:
+    def with_cost_figures(self, config: RunConfig, brief: Brief, user: str, recent: RecentCalls) -> RunConfig:
         """Return the configuration of a proposal with the least cost cap, and with what its calls cost at most. Blocks.
+
+        `recent`: what the last calls of its model have shown.
 
         Raises:
             Refused: Its caps buy no work.
@@ -438,9 +445,10 @@ class RunSetup:
         tools = self.tools(user, config, history, Path(), RunMcpServers(), self._ask(config, history))
         model = model_of(config.model, parameters(choice), None, self._resources.clients)
         agent = agent_of(config.runner, self._resources.settings)
-        return with_cost_figures(
-            config, brief, tools, model, tokens_per_byte, agent.first_bytes if agent is not None else 0
-        )
+        pinned = pinned_at(choice.base_url)
+        price = dearest_price(config.price, recent.named_by(account_of(choice)), pinned)
+        first_bytes = agent.first_bytes if agent is not None else 0
+        return with_cost_figures(config, brief, tools, model, price, recent.tokens_per_byte, first_bytes)
 
     async def _check_model(self, run: RunRow) -> None:
         """Check that this version can call the model with the parameters with which the run started."""
@@ -464,9 +472,10 @@ class RunSetup:
             raise ConfigNotSupported(f"its web search ({config.search}) is switched off here")
         choice = await anyio.to_thread.run_sync(self.choice_at, call.model, "fast", call.base_url)
         await anyio.to_thread.run_sync(self._check_key_command, choice, call.key_command, config.workspace)
-        return SearchModel(
-            config.search, call, search_model(config.search, choice, call.results, self._resources.clients)
-        )
+        model = search_model(config.search, choice, call.results, self._resources.clients)
+        account = account_of(replace(choice, price=call.price))
+        recent = await self._resources.store.read(lambda view: recent_calls(view, call.model), short=True)
+        return SearchModel(config.search, call, model, account, recent.named_by(account))
 
     def hide(self, value: Any) -> Any:
         """Return a JSON-like value with the secrets in its texts replaced."""
