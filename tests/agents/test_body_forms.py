@@ -125,6 +125,115 @@ def test_a_session_of_a_known_agent_passes_whole(agent: str) -> None:
     assert {name: call.body[name] for name in session} == session
 
 
+LATER: list[tuple[str, dict[str, Any]]] = [
+    ("messages", {"messages": [
+        {"role": "user", "content": [
+            {"type": "search_result", "source": "https://a.example", "title": "A", "citations": {"enabled": True},
+             "content": [{"type": "text", "text": "Twelve cents."}], **CACHED},
+            {"type": "tool_result", "tool_use_id": "t", "content": [
+                {"type": "search_result", "source": "b", "title": "B", "content": [{"type": "text", "text": "x"}]}]}]},
+        {"role": "assistant", "content": [
+            {"type": "compaction", "content": "Read so far.", "encrypted_content": "gAA="},
+            {"type": "fallback", "from": {"model": "claude-a"}, "to": {"model": "claude-b"},
+             "trigger": {"type": "refusal", "category": "x"}}]},
+        {"role": "system", "content": [
+            {"type": "tool_addition", "tool": {"type": "tool_definition", "definition": {
+                "name": "Late", "description": "Comes late.", "input_schema": SCHEMA}}}]}]}),
+    ("responses", {
+        "tools": [{"type": "function", "name": "exec", "parameters": SCHEMA}],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [
+            {"type": "function", "name": "exec"}, {"type": "custom", "name": "late"}]},
+        "input": [
+            {"type": "additional_tools", "id": "at", "role": "developer", "tools": [
+                {"type": "custom", "name": "late", "description": "x", "format": {"type": "text"}}]},
+            {"type": "compaction", "id": "cmp", "encrypted_content": "gAA="},
+            {"type": "message", "role": "user", "content": "Go on."}]}),
+    ("chat_completions", {
+        "tools": [{"type": "function", "function": {"name": "bash", "parameters": SCHEMA}}],
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
+            {"type": "function", "function": {"name": "bash"}}]}}}),
+]  # fmt: skip
+"""What long sessions of agents have: tools that come later, searches of their own, and what was compacted."""
+
+
+@pytest.mark.parametrize(("wire", "session"), LATER)
+def test_what_long_sessions_have_passes_whole(wire: str, session: dict[str, Any]) -> None:
+    call = read(wire, **session)
+    assert call.dropped == ()
+    assert {name: call.body[name] for name in session} == session
+
+
+def test_tools_that_come_later_are_closed_as_those_that_come_first() -> None:
+    bodies = Bodies("responses", {"sonnet": "far-sonnet"}, frozenset({"off"}), Redactor({}))
+    late = [
+        {"type": "function", "name": "off", "parameters": {}},
+        {"type": "web_search"},
+        {"type": "function", "name": "late", "parameters": {}, "mode": "pro"},
+    ]
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "off"}]}
+    body = {
+        **agent_request("responses"),
+        "model": "sonnet",
+        "tool_choice": choice,
+        "input": [
+            {"type": "additional_tools", "role": "developer", "tools": late},
+            {"type": "additional_tools", "role": "developer", "tools": late[:2]},
+            {"type": "compaction", "id": "stored"},
+        ],
+    }
+    call = bodies.read(json.dumps(body).encode())
+    kept = {"type": "function", "name": "late", "parameters": {}}
+    assert call.body["input"] == [{"type": "additional_tools", "role": "developer", "tools": [kept]}]
+    assert "tool_choice" not in call.body
+    assert {"tool off", "tool web_search", "tools.mode", "tool_choice"} <= set(call.dropped)
+    with pytest.raises(CallRefused, match="cannot be sent"):
+        bodies.read(json.dumps({**body, "input": [{"type": "additional_tools", "tools": [{"type": "new"}]}]}).encode())
+
+
+@pytest.mark.parametrize(
+    ("kind", "tool", "sentence"),
+    [
+        ("tool_addition", {"type": "tool_reference", "name": "Lazy"}, "[The tool Lazy can be called.]"),
+        ("tool_removal", {"type": "tool_reference", "name": "Lazy"}, "[The tool Lazy cannot be called.]"),
+        ("tool_addition", {"type": "tool_reference", "name": "Off"}, "[The tool Off cannot be called.]"),
+        ("tool_addition", {"type": "mcp_toolset_reference", "server_name": "far"}, "[The tool far cannot be called.]"),
+        (
+            "tool_addition",
+            {"type": "tool_definition", "definition": {"type": "web_search_20250305", "name": "web_search"}},
+            "[The tool web_search cannot be called.]",
+        ),
+    ],
+)
+def test_a_tool_that_comes_or_goes_is_told_in_a_sentence(kind: str, tool: dict[str, Any], sentence: str) -> None:
+    bodies = Bodies("messages", {"sonnet": "far-sonnet"}, frozenset({"Off"}), Redactor({}))
+    asked = {**agent_request("messages"), "model": "sonnet", **user({"type": kind, "tool": tool})}
+    call = bodies.read(json.dumps(asked).encode())
+    assert call.body["messages"][0]["content"] == [{"type": "text", "text": sentence}]
+    assert any(name.startswith(kind) for name in call.dropped)
+
+
+@pytest.mark.parametrize("response", [{"output": "a picture"}, None])
+def test_a_picture_beside_googles_result_becomes_a_sentence_in_it(response: Any) -> None:
+    result = {"name": "look", "response": response, "parts": [{"inlineData": {"mimeType": "image/png", "data": "aa"}}]}
+    call = read("google", contents=[{"role": "user", "parts": [{"functionResponse": result}]}])
+    (part,) = call.body["contents"][0]["parts"]
+    sent = part["functionResponse"]
+    assert "parts" not in sent and "Ava has taken out inlineData" in sent["response"]["ava"]
+    assert {name: value for name, value in sent["response"].items() if name != "ava"} == (response or {})
+    assert call.dropped == ("inlineData",)
+
+
+@pytest.mark.parametrize(
+    ("budget", "output", "left"),
+    [(10**9, 4_000, 2_000), (10**9, 500, None), (-1, 4_000, 2_000), ("many", 4_000, 2_000), (1_500, 4_000, 1_500)],
+)
+def test_a_budget_for_reasoning_leaves_room_for_the_answer(budget: Any, output: int, left: int | None) -> None:
+    bodies = Bodies("chat_completions", {"sonnet": "far-sonnet"}, frozenset(), Redactor({}))
+    asked = {**agent_request("chat_completions"), "model": "sonnet", "reasoning": {"max_tokens": budget}}
+    body = bodies.limited(bodies.read(json.dumps(asked).encode()), output)
+    assert body["reasoning"] == ({} if left is None else {"max_tokens": left})
+
+
 OUT: list[tuple[str, dict[str, Any], str]] = [
     ("messages", {"thinking": {"type": "enabled", "budget_tokens": 2_000, "mode": "pro"}}, "thinking.mode"),
     ("messages", {"thinking": {"type": "pro", "budget_tokens": 2_000}}, "thinking"),
@@ -154,7 +263,7 @@ OUT: list[tuple[str, dict[str, Any], str]] = [
     ("responses", {"text": {"format": {"type": "text", "mode": "pro"}}}, "text.format.mode"),
     ("responses", {"tool_choice": {"type": "function", "name": "Read", "mode": "pro"}}, "tool_choice.mode"),
     ("responses", {"tool_choice": {"type": "web_search", "mode": "pro"}}, "tool_choice"),
-    ("responses", {"tool_choice": {"type": "allowed_tools", "mode": "pro", "tools": []}}, "tool_choice"),
+    ("responses", {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice"),
     ("responses", {"truncation": {"type": "pro"}}, "truncation"),
     ("responses", {"tools": [{"type": "function", "name": "Read", "parameters": {}, "mode": "pro"}]}, "tools.mode"),
     ("responses", {"tools": [{"type": "namespace", "name": "n", "mode": "pro", "tools": [
@@ -193,7 +302,7 @@ OUT: list[tuple[str, dict[str, Any], str]] = [
      "fileData"),
     ("google", {"contents": [{"role": "user", "parts": [{"functionResponse": {
         "name": "x", "response": {}, "parts": [{"inlineData": {"data": "pro"}}]}}]}]},
-     "contents.parts.functionResponse.parts"),
+     "inlineData"),
 ]  # fmt: skip
 
 
@@ -214,8 +323,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("messages", {"tools": [{"name": "x", "source": {"type": "url"}}]}, "source"),
     ("messages", user({"type": "tool_use", "id": "t", "name": "x", "input": {}, "caller": {"type": "code_execution"}}),
      "code_execution"),
-    ("messages", user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "search_result"}]}),
-     "search_result"),
+    ("messages", user({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "made_up"}]}),
+     "made_up"),
     ("messages", user({"type": "tool_result", "tool_use_id": "t", "content": {"type": "made_up", "file_id": "f"}}),
      "made_up"),
     ("messages", {"messages": ["x"]}, "a str"),

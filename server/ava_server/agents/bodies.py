@@ -89,7 +89,7 @@ class Bodies:
         raise CallRefused("form", "the body is not a JSON object as the API has it, or is nested too deep")
 
     def _read(self, given: dict[str, Any], taken: Sequence[str]) -> AgentCall:
-        form, closing = self._form, Closing(self._form)
+        form, closing = self._form, Closing(self._form, self._off)
         known = {"model", "tools", "stream_options", form.one_answer}
         known.update(form.fields, form.output, form.refused, form.forced)
         given = {form.name(name, known): value for name, value in given.items()}
@@ -108,6 +108,8 @@ class Bodies:
                 value = self._tools(value, closing)
             elif value is not None:
                 value = closing.close(name, value)
+            if name == form.items:
+                value = self._with_tools(value, closing)
             if value is not None:
                 body[name] = self._cleaned(value, fresh)
         body.setdefault(form.items, [])
@@ -137,6 +139,9 @@ class Bodies:
         if self._form.output_under:
             return {**kept, self._form.output_under: self._limits(kept, output)}
         body = {**kept, self._form.output[0]: output}
+        reasoning = as_object(body.get("reasoning")) or {}
+        if "max_tokens" in reasoning:
+            body["reasoning"] = _within(reasoning, "max_tokens", output)
         thinking = as_object(body.get("thinking")) or {}
         budget = thinking.get("budget_tokens")
         if isinstance(budget, int) and budget >= output:  # the API refuses a budget that leaves no answer
@@ -186,6 +191,19 @@ class Bodies:
             kept.append(closed)
         return kept
 
+    def _with_tools(self, items: Any, closing: Closing) -> Any:
+        """Return a conversation in which the tools that come later are closed as those that come first."""
+        kept: list[Any] = []
+        for item in as_list(items):
+            fields = as_object(item)
+            if fields is not None and fields.get("type") == "additional_tools":
+                tools = self._tools(fields.get("tools"), closing)
+                if not tools:
+                    continue
+                item = {**fields, "tools": tools}
+            kept.append(item)
+        return kept if isinstance(items, list) else items
+
     def _declared(self, given: Any, closing: Closing) -> list[dict[str, Any]]:
         """Return Google's tools: those that the agent runs are declared in a list, and each other is the provider's."""
         under = self._form.tools_under
@@ -225,8 +243,14 @@ class Bodies:
             return
         choice = as_object(body.get("tool_choice")) or {}
         name = _tool_name(choice)
-        offered = {_tool_name(each) for each in objects_in(body.get("tools"))}
-        if not offered or (name and name not in offered):
+        offered = _offered_names(body.get("tools"))
+        for item in objects_in(body.get(self._form.items)):
+            if item.get("type") == "additional_tools":
+                offered |= _offered_names(item.get("tools"))
+        nothing_allowed = False
+        if choice.get("type") == "allowed_tools":
+            body["tool_choice"], nothing_allowed = _offered_choice(choice, offered)
+        if not offered or nothing_allowed or (name and name not in offered):
             if body.pop("tool_choice", None) is not None:
                 closing.take("tool_choice")
             if not offered:
@@ -281,6 +305,17 @@ _LEAST_BUDGET = 1_024
 """The smallest budget for thinking that Anthropic's API takes."""
 
 
+def _within(reasoning: Mapping[str, Any], name: str, output: int) -> dict[str, Any]:
+    """Return how a model is to reason with a budget that leaves room for the answer; without one where none fits."""
+    budget = reasoning[name]
+    if isinstance(budget, int) and 0 < budget < output:
+        return dict(reasoning)
+    without = {key: value for key, value in reasoning.items() if key != name}
+    if output >= 2 * _LEAST_BUDGET:
+        return {**without, name: output // 2}
+    return without
+
+
 def _objects(given: Any, path: str) -> list[dict[str, Any]]:
     """Return the objects in a list, or the one in its place. Raises CallRefused if there is something else."""
     values: list[Any] = [given]
@@ -294,6 +329,25 @@ def _objects(given: Any, path: str) -> list[dict[str, Any]]:
 
 def _tool_name(tool: Mapping[str, Any]) -> str:
     return as_text(tool.get("name")) or as_text((as_object(tool.get("function")) or {}).get("name"))
+
+
+def _offered_names(tools: Any) -> set[str]:
+    names: set[str] = set()
+    for tool in objects_in(tools):
+        names.add(_tool_name(tool))
+        names |= _offered_names(tool.get("tools"))
+    return names
+
+
+def _offered_choice(choice: dict[str, Any], offered: set[str]) -> tuple[dict[str, Any], bool]:
+    """Return a choice of allowed tools with those that are offered, and whether there are none."""
+    inner = as_object(choice.get("allowed_tools"))
+    listed = choice if inner is None else inner
+    tools = [tool for tool in objects_in(listed.get("tools")) if _tool_name(tool) in offered]
+    kept = {**listed, "tools": tools}
+    if inner is not None:
+        kept = {**choice, "allowed_tools": kept}
+    return kept, not tools
 
 
 def _each_text(value: Any, hide: Callable[[str], str], *, free: bool = False) -> Any:

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from ava_server.agents.seam import CallRefused
-from ava_server.models.json_text import as_list, as_object
+from ava_server.models.json_text import as_list, as_object, objects_in
 
 
 class Leaf(Enum):
@@ -146,11 +146,19 @@ _EFFORTS = _words("none minimal low medium high xhigh max")
 # -- Anthropic Messages -----------------------------------------------------------------------------------------------
 
 _TEXT_PART = _plain("type text", cache_control=MARK, citations=EMPTY)
-_MESSAGE_TEXTS = Content(Kinds({"text": _TEXT_PART}))
+_MODEL, _TRIGGER = _plain("model"), _plain("type category explanation")
+_SEARCH_RESULT = _plain(
+    "type source title",
+    content=Content(Kinds({"text": _TEXT_PART})),
+    citations=_plain("enabled"),
+    cache_control=MARK,
+)
+_MESSAGE_TEXTS = Content(Kinds({"text": _TEXT_PART, "search_result": _SEARCH_RESULT}))
 _MESSAGE_PARTS = Content(
     Kinds(
         {
             "text": _TEXT_PART,
+            "search_result": _SEARCH_RESULT,
             "tool_use": _plain(
                 "type id name",
                 input=FREE,
@@ -164,7 +172,9 @@ _MESSAGE_PARTS = Content(
             ),
             "thinking": _plain("type thinking signature"),
             "redacted_thinking": _plain("type data"),
-            "compaction": _plain("type content", cache_control=MARK),
+            "compaction": _plain("type content encrypted_content", cache_control=MARK),
+            # Where one model's part of an answer ends and another's begins; the API wants it back as it was.
+            "fallback": Fields({"type": PLAIN, "from": _MODEL, "to": _MODEL, "trigger": _TRIGGER}),
         }
     )
 )
@@ -177,7 +187,7 @@ _MESSAGES = BodyForm(
     items="messages",
     head=("system", "tools"),
     fields={
-        "system": _MESSAGE_TEXTS,
+        "system": Content(Kinds({"text": _TEXT_PART})),
         "messages": Listed(_item("role", content=_MESSAGE_PARTS)),
         "tool_choice": Kinds(
             {
@@ -246,9 +256,12 @@ _ITEMS = Kinds(
             summary=_REASONING_TEXTS,
             content=_REASONING_TEXTS,
         ),
+        "compaction": _plain("type id encrypted_content"),
+        "additional_tools": _plain("type id role", tools=FREE),  # read as those outside
     },
 )
 _FUNCTION = _plain("type name description strict", parameters=FREE)
+_ALLOWED_TOOL = Kinds({"function": _plain("type name"), "custom": _plain("type name")}, refuses=False)
 _RESPONSES = BodyForm(
     items="input",
     head=("instructions", "tools", "text"),
@@ -270,7 +283,14 @@ _RESPONSES = BodyForm(
         ),
         "tool_choice": FormChoice(
             _words("auto none required"),
-            Kinds({"function": _plain("type name"), "custom": _plain("type name")}, refuses=False),
+            Kinds(
+                {
+                    "function": _plain("type name"),
+                    "custom": _plain("type name"),
+                    "allowed_tools": _plain("type", mode=_words("auto required"), tools=Listed(_ALLOWED_TOOL)),
+                },
+                refuses=False,
+            ),
         ),
         "parallel_tool_calls": PLAIN,
         "reasoning": Fields({"effort": _EFFORTS, "summary": _words("auto concise detailed none")}),
@@ -319,6 +339,8 @@ _CHAT_CALL = _plain(
     function=_plain("name thought_signature", arguments=FREE),
     extra_content=_THOUGHT_SIGNATURE,
 )
+_CHAT_CHOICE = Kinds({"function": _plain("type", function=_plain("name"))}, refuses=False)
+_CHAT_ALLOWED = _plain("", mode=_words("auto required"), tools=Listed(_CHAT_CHOICE))
 _REASONING_DETAIL = _plain("type id index format text summary data signature")
 _CHAT = BodyForm(
     items="messages",
@@ -353,7 +375,15 @@ _CHAT = BodyForm(
         ),
         "tool_choice": FormChoice(
             _words("auto none required any"),
-            Kinds({"function": _plain("type", function=_plain("name"))}, refuses=False),
+            Kinds(
+                {
+                    "function": _plain("type", function=_plain("name")),
+                    "allowed_tools": _plain(
+                        "type", allowed_tools=_plain("", mode=_words("auto required"), tools=Listed(_CHAT_CHOICE))
+                    ),
+                },
+                refuses=False,
+            ),
         ),
         "parallel_tool_calls": PLAIN,
         "reasoning_effort": _EFFORTS,
@@ -393,7 +423,7 @@ _GOOGLE_PART = GooglePart(
         "thought": PLAIN,
         "thoughtSignature": PLAIN,
         "functionCall": _plain("id name", args=FREE),
-        "functionResponse": _plain("id name", response=FREE),
+        "functionResponse": _plain("id name", response=FREE, parts=Listed(GooglePart({}))),
     }
 )
 _GOOGLE_CONTENT = _item("role", parts=Listed(_GOOGLE_PART))
@@ -466,6 +496,9 @@ _REFERENCES = frozenset(("file_id", "file_url", "file_data", "image_url", "video
 _NO_MEDIA = "[Ava has taken out {kind}: what it costs cannot be known before it is sent. Read it as text, if you can.]"
 _TOOL_AT_HAND = "[The tool {name} can be called.]"
 """In place of a reference to a tool that is found: the provider would show its schema again."""
+_TOOL_AWAY = "[The tool {name} cannot be called.]"
+_NOTE = "ava"
+"""The field of Google's `response` that says what was taken out beside it: only media may stand there."""
 _NAME_CHARS = 60
 MOST_TAKEN = 100
 """Names of what was taken out that are kept of one request: an agent can think of ever new ones."""
@@ -480,8 +513,9 @@ def unseen(what: Any) -> CallRefused:
 class Closing:
     """Closes the values of one request to what its form has; `taken` names what was taken out, each once."""
 
-    def __init__(self, form: BodyForm) -> None:
+    def __init__(self, form: BodyForm, off: frozenset[str] = frozenset()) -> None:
         self._form = form
+        self._off = off  # names of the agent's own tools that are taken out
         self.taken: dict[str, None] = {}
 
     def close(self, name: str, value: Any) -> Any:
@@ -604,7 +638,24 @@ class Closing:
         if kind == "tool_reference":
             self.take(kind)
             return self._sentence(_TOOL_AT_HAND.format(name=str(part.get("tool_name"))[:_NAME_CHARS]))
+        if kind in ("tool_addition", "tool_removal"):
+            return self._tool_change(part, kind)
         return self._close(part, shape.parts, path)
+
+    def _tool_change(self, part: Mapping[str, Any], kind: str) -> Any:
+        """Return what tells the model of a tool that comes or goes; those of the request are offered all along."""
+        tool = as_object(part.get("tool")) or {}
+        definition = as_object(tool.get("definition"))
+        name = str((definition or tool).get("name") or tool.get("server_name"))
+        is_off = kind == "tool_removal" or name in self._off or "server_name" in tool
+        if definition is not None and not is_off:
+            of_kind = definition.get("type") or ""
+            if isinstance(of_kind, str) and of_kind in self._form.tools.known:
+                closed = {"type": "tool_definition", "definition": self.close_tool(definition, of_kind)}
+                return {"type": kind, "tool": closed}
+            is_off = True
+        self.take(f"{kind} {name[:_NAME_CHARS]}")
+        return self._sentence((_TOOL_AWAY if is_off else _TOOL_AT_HAND).format(name=name[:_NAME_CHARS]))
 
     def _part(self, value: Any, shape: GooglePart, path: str) -> Any:
         fields = as_object(value)
@@ -618,7 +669,11 @@ class Closing:
         other = named.keys() - shape.known.keys()
         if other:
             raise unseen(min(other))
-        return self._fields(named, Fields(shape.known), path)
+        closed = self._fields(named, Fields(shape.known), path)
+        result = as_object(closed.get("functionResponse"))
+        if result is not None and result.get("parts"):
+            closed["functionResponse"] = _with_note(result)
+        return closed
 
     def _sentence(self, text: str) -> dict[str, str]:
         if self._form.part:
@@ -630,11 +685,20 @@ class Closing:
         return _OUT
 
 
+def _with_note(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result of Google's with the sentences about what stood beside it in its `response`."""
+    sentences = [part["text"] for part in objects_in(result.get("parts"))]
+    kept = {name: value for name, value in result.items() if name != "parts"}
+    return {**kept, "response": {**(as_object(result.get("response")) or {}), _NOTE: " ".join(sentences)}}
+
+
 def _is_without_content(item: Mapping[str, Any]) -> bool:
     """Tell whether an item of the responses format could only stand for what the provider has stored under its id."""
     match item.get("type"):
         case "reasoning":
             return not (item.get("encrypted_content") or item.get("content"))
+        case "compaction" if "content" not in item:
+            return not item.get("encrypted_content")
         case "message":
             return item.get("content") is None
         case _:

@@ -115,11 +115,12 @@ def test_cached_tokens_reported_beside_the_prompt_count_as_sent() -> None:
 @pytest.mark.parametrize("sign", ["-", " ", "=", "\n", "─", "."])
 def test_a_prompt_of_dashes_or_blanks_may_have_few_tokens(sign: str) -> None:
     prompt = {"role": "user", "content": f"Hello{sign * 50_000}world"}
-    reported = {"prompt_tokens": 50_000 // 100, "completion_tokens": 1}
-    few = read_usage(reported, sent_bytes=60_000, has_content=True, seen=lambda: shown_bytes([prompt]))
-    assert few[0] == Usage(input_tokens=500, output_tokens=1)
-    words = {"role": "user", "content": "Twelve cents a minute. " * 2_000}
-    none = read_usage(reported, sent_bytes=60_000, has_content=True, seen=lambda: shown_bytes([words]))
+    size = len(prompt["content"].encode())
+    reported = {"prompt_tokens": size // 100, "completion_tokens": 1}
+    few = read_usage(reported, sent_bytes=size, has_content=True, seen=lambda: shown_bytes([prompt]))
+    assert few[0] == Usage(input_tokens=size // 100, output_tokens=1)
+    words = {"role": "user", "content": "Twelve cents a minute. " * (size // 20)}
+    none = read_usage(reported, sent_bytes=size, has_content=True, seen=lambda: shown_bytes([words]))
     assert none[0] is None
 
 
