@@ -36,7 +36,7 @@ from ava_server.core.data_root import DataRoot, absolute_file, absolute_folder, 
 from ava_server.core.errors import ConfigError, Refused
 from ava_server.core.ids import nearest
 from ava_server.core.shared_files import reason, to_do
-from ava_server.models.providers import LIKE, PROVIDERS, RemoteWire, is_in_own_network
+from ava_server.models.providers import LIKE, PROVIDERS, RemoteWire, is_in_own_network, misspelt
 
 if TYPE_CHECKING:
     from ava_audit.events import SettingsChanged, Who
@@ -188,6 +188,18 @@ class ProviderSettings(SettingsTable):
     def _program(self) -> Self:
         if self.key_command and not self.key_command[0].strip():
             raise ValueError("a key_command that begins with a program")
+        return self
+
+    @model_validator(mode="after")
+    def _prices(self) -> Self:
+        for own, model in self.price_as.items():
+            seller, colon, model_id = model.partition(":")
+            if not own.strip() or not model.strip() or (colon and not model_id.strip()):
+                raise ValueError('a price_as such as { our-deployment = "openai:gpt-5" }')
+            if colon and seller.isalpha() and seller not in PROVIDERS:
+                meant = nearest(seller, PROVIDERS)
+                if meant is not None:
+                    raise ValueError(f"a known provider before the colon in price_as, such as {meant}:{model_id}")
         return self
 
 
@@ -375,6 +387,9 @@ class Configured(SettingsTable):
         for name, provider in self.providers.items():
             if provider.base_url is None and name not in SELF_KNOWN_PROVIDERS:
                 raise ValueError(_without_address(name))
+            meant = misspelt(name, provider.base_url or "")
+            if meant is not None:
+                raise ValueError(f"the name {meant} for the provider at {provider.base_url}, instead of {name}")
         for name in self.mcp_servers:
             if not SERVER_NAME.fullmatch(name):
                 raise ValueError(

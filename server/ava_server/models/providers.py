@@ -10,6 +10,8 @@ from functools import cache, lru_cache
 from typing import Literal
 from urllib.parse import urlsplit
 
+from ava_server.core.ids import nearest
+
 RemoteWire = Literal["chat_completions", "messages", "responses", "google"]
 """The formats in which a model at an address is asked; `models/wires/` has them."""
 
@@ -162,6 +164,15 @@ def provider_at(base_url: str) -> KnownProvider:
 def _own_hosts(example: str) -> re.Pattern[str]:
     """Return what the hosts of addresses look like that are like an example, whose parts in capitals differ."""
     return re.compile(re.sub("[A-Z]+", "[a-z0-9-]+", re.escape(urlsplit(example).netloc)))
+
+
+def misspelt(table: str, base_url: str) -> str | None:
+    """Return the known provider whose name a table with an address of its misspells; None for a name of one's own."""
+    known = provider_at(base_url)
+    name = next((name for name, one in PROVIDERS.items() if one is known), None)
+    if name is None or name in table:
+        return None
+    return nearest(table, (name,), cutoff=0.8)
 
 
 def seller_of(table: str, base_url: str) -> str | None:

@@ -216,6 +216,15 @@ def test_a_tier_without_a_usable_model_is_a_fault_with_the_lines_to_add(root: Pa
 
 
 @needs_filter
+def test_a_price_as_of_a_model_without_a_price_is_a_fault(root: Path) -> None:
+    prices = '{ ours = "openai:gpt-99-never", fine = "openai:gpt-5" }'
+    (root / "config.toml").write_text(f'[providers.gw]\nbase_url = "https://gw.example/v1"\nprice_as = {prices}\n')
+    findings = doctor(root)
+    fault = findings["price of gw:ours"]
+    assert "price of gw:ours" in faults(findings) and "price of gw:fine" not in findings
+    assert "prices ours as openai:gpt-99-never, which has no price" in fault["text"] and fault["what_to_do"]
+
+
 def test_a_file_system_without_locks_is_a_fault_of_the_data_root_alone(root: Path) -> None:
     ava(root, "logs")
     command = [sys.executable, no_locks.__file__, sys.executable, *MODULE_ARGS, "doctor", "--json"]

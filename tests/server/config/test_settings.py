@@ -176,6 +176,16 @@ def test_settings_are_immutable(tmp_path: Path) -> None:
             "[providers.local]\nbase_url = 'https://x/v1'\nlike = 'azzure'",
             ["providers.local.like", "azzure", "one of anthropic, openai, google, mistral, vertex, azure"],
         ),
+        (
+            "[providers.opnai]\nbase_url = 'https://api.openai.com/v1'",
+            ["the name openai for the provider at https://api.openai.com/v1, instead of opnai"],
+        ),
+        (
+            "[providers.gw]\nbase_url = 'https://x/v1'\nprice_as = {a = 'opnai:gpt-5'}",
+            ["a known provider before the colon in price_as, such as openai:gpt-5"],
+        ),
+        ("[providers.gw]\nbase_url = 'https://x/v1'\nprice_as = {a = 'openai:'}", ["a price_as such as"]),
+        ("[providers.gw]\nbase_url = 'https://x/v1'\nprice_as = {a = ' '}", ["a price_as such as"]),
         ("[prices.x]\ninput = 1", ["prices.x.output is missing"]),
         ("[prices.x]\ninput = nan\noutput = 1", ["prices.x.input", "a number"]),
         (
@@ -201,6 +211,24 @@ def test_an_invalid_setting_error_names_file_key_value_and_allowed_values(
 
     assert str(tmp_path / "config.toml") in text
     assert [part for part in says if part not in text] == [], text
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("openai-eu", "https://api.openai.com/v1"),
+        ("my-openai", "https://api.openai.com/v1"),
+        ("grok", "https://api.x.ai/v1"),
+        ("gemini", "https://generativelanguage.googleapis.com/v1beta"),
+        ("oai", "https://api.openai.com/v1"),
+        ("opnai", "https://gateway.example/v1"),
+    ],
+)
+def test_a_provider_may_have_a_name_of_ones_own(tmp_path: Path, name: str, address: str) -> None:
+    (tmp_path / "config.toml").write_text(
+        f"[providers.{name}]\nbase_url = '{address}'\nprice_as = {{a = 'openai:gpt-5', b = 'llama3:8b'}}"
+    )
+    assert load_settings(tmp_path).providers[name].base_url == address
 
 
 @pytest.mark.parametrize("given", ["?key=", "#key=", "?api-version=2024-10-21&key=", "/x?subscription-key="])

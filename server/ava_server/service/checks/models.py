@@ -17,7 +17,7 @@ from ava_server.hosts.launching import key_advice
 from ava_server.models import model_choice
 from ava_server.models.listing import resolve_models
 from ava_server.models.model_choice import Choice, ModelSettings, Provider, ProviderSearch
-from ava_server.models.prices import price_words
+from ava_server.models.prices import Unpriced, price_words
 from ava_server.service.checks import CheckFinding, Setup, State, from_error
 
 _FIX_KEYS = "Correct that, then run `ava doctor` again; `ava key set PROVIDER` replaces a key."
@@ -68,6 +68,7 @@ def providers(setup: Setup) -> Iterator[CheckFinding]:
         return
     for name, provider in configured.items():
         yield _provider_finding(name, provider, models)
+        yield from _wrong_prices(name, provider, models, setup)
     yield from _unused_keys(setup, setup.root, configured)
     if not configured and models.model is None:
         text = (
@@ -88,6 +89,18 @@ def _provider_finding(name: str, provider: Provider, models: ModelSettings) -> C
     else:
         with_key = "with a key" if provider.api_key else "without a key"
     return CheckFinding(f"provider {name}", "ok", f"{address}, {with_key}")
+
+
+def _wrong_prices(name: str, provider: Provider, models: ModelSettings, setup: Setup) -> Iterator[CheckFinding]:
+    """Report each name that `price_as` prices as a model without a price."""
+    address = provider.base_url or model_choice.KNOWN_URLS[name]
+    wire = model_choice.wire_of(provider, address)
+    for own, model in provider.price_as.items():
+        try:
+            model_choice.price_over(wire, name, own, address, models.prices, provider.price_as)
+        except Unpriced as error:
+            text = f"price_as of {name} prices {own} as {model}, which has no price: {error}"
+            yield from_error(f"price of {name}:{own}", text, setup.correct_settings)
 
 
 def _unused_keys(setup: Setup, root: DataRoot, configured: Container[str]) -> Iterator[CheckFinding]:
