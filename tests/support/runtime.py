@@ -393,7 +393,7 @@ async def sent_requests(root: Path) -> tuple[Counter[bytes], bool]:
 async def check_requests(root: Path, received: Iterable[Received]) -> None:
     """Compare what a model server received with what the log of a data root, read anew, says was sent."""
     sent, erased = await sent_requests(root)
-    got = Counter(item.body for item in received)
+    got = Counter(item.body for item in received if item.body)  # a look at what is loaded asks no model
     assert erased or not got - sent, "the model server received a request that is not in the log"
 
 

@@ -296,7 +296,6 @@ class Gateway:
     async def _forward(self, forwarded: _Forwarded, headers: Headers) -> None:
         call, bodies, wire = forwarded.admitted.call, self._bodies, self._model.wire
         tier = wire.tier(refused=not forwarded.admitted.asks_tier)
-        output = forwarded.admitted.output
         passed_headers: dict[str, str] | None = None
         betas = [name for name in _betas(headers) if _BETA.fullmatch(name)]
         if betas:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from ava_server.core.errors import AvaError, ModelError, ModelErrorKind
-from ava_server.models.errors import Endpoint
+from ava_server.models.base import Completion, Request, ToolTurn, UserTurn
+from ava_server.models.errors import Endpoint, with_usage
 from ava_server.models.http_model import key_headers
 from ava_server.models.model_choice import (
     CUSTOM,
@@ -35,6 +36,7 @@ from ava_server.models.model_choice import (
 )
 from ava_server.models.prices import Price, Unpriced, known_ids, price_json
 from ava_server.models.providers import PROVIDERS, is_local
+from ava_server.models.tokens import shown_bytes
 from ava_server.models.wires.chat import ChatWire
 from ava_server.models.wires.google import GoogleWire
 from ava_server.models.wires.messages import MessagesWire
@@ -91,6 +93,15 @@ class ModelCatalog:
     @property
     def has_key(self) -> bool:
         return bool(self.api_key) or self.key_command is not None
+
+
+def catalog_of(choice: Choice) -> ModelCatalog:
+    """Return the provider of a chosen model at an address."""
+    assert choice.base_url is not None, "a model in this process is listed nowhere"
+    return ModelCatalog(
+        choice.provider, choice.base_url, choice.api_key, choice.wire, True, False, choice.key_command,
+        like=choice.like,
+    )  # fmt: skip
 
 
 def resolve_models(models: ModelSettings, where: Where, wanted: Iterable[str] = TIERS) -> list[ResolvedModel]:
@@ -272,6 +283,37 @@ async def loaded_windows(catalog: ModelCatalog, clients: ClientPool) -> dict[str
     except (AvaError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return {}
     return {name: size for name, size in found.items() if type(size) is int and 0 < size < _LARGEST_WINDOW}
+
+
+async def loaded_window(catalog: ModelCatalog, model_id: str, clients: ClientPool) -> int | None:
+    """Return the context length with which a model is loaded on this machine; None where no server tells it."""
+    windows = await loaded_windows(catalog, clients)
+    for name in (model_id, f"{model_id}:latest", ""):
+        if name in windows:
+            return windows[name]
+    return None
+
+
+_MOST_CHARS_OF_TOKEN = 6
+"""No text has more characters a token, but for long lines of one sign; English has 4 to 5."""
+
+
+async def find_cut(
+    catalog: ModelCatalog, model_id: str, clients: ClientPool, request: Request, completion: Completion
+) -> ModelError | None:
+    """Return the error of an answer to a prompt whose beginning was left out without a word, as Ollama does."""
+    if catalog.name != "ollama":
+        return None
+    texts = [request.system, *(turn.text for turn in request.turns if isinstance(turn, UserTurn | ToolTurn))]
+    chars = sum(shown_bytes(text.encode("ascii", "ignore").decode()) for text in texts)
+    least_tokens = chars // _MOST_CHARS_OF_TOKEN
+    if completion.usage is not None and least_tokens <= completion.usage.prompt_tokens:
+        return None  # what is reported is too little to be true where it was not counted
+    window = await loaded_window(catalog, model_id, clients)
+    if window is None or least_tokens <= window:
+        return None
+    endpoint = Endpoint(wire_to_list(catalog).url(catalog.base_url, model_id), model_id, None)
+    return with_usage(endpoint.error("cut prompt", window=f"{window:,}"), completion)
 
 
 async def _look(url: str, catalog: ModelCatalog, clients: ClientPool) -> Any:

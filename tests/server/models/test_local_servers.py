@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.model_server import Fail, run_model_server
 from support.models.provider_settings import KEY, settings_with
+from support.runtime import hand_over, open_lab
 
 from ava_server.cli.models import servers_lines
 from ava_server.core.errors import BadInput
@@ -87,3 +88,33 @@ async def test_a_server_at_its_usual_port_is_found_and_not_used(monkeypatch: pyt
     assert configured(ModelSettings()) == {}
     shown = " ".join(" ".join(servers_lines({"ollama": ["qwen3", "other"]})).split())
     assert "[providers.ollama]" in shown and "qwen3 and 1 more" in shown and "Nothing uses it." in shown
+
+
+WINDOW = {"models": [{"name": "qwen3:latest", "context_length": 4096}]}
+
+
+@pytest.mark.parametrize(
+    ("words", "reported", "is_cut"),
+    [(8_000, 2_050, True), (5_000, 2_050, True), (8_000, 14_000, False), (1_500, 2_050, False), (100, 400, False)],
+    ids=["too little to be true", "cut to half of the window", "counted whole", "may be whole", "short"],
+)
+async def test_an_answer_to_a_prompt_that_ollama_cut_is_an_error(
+    tmp_path: Path, words: int, reported: int, is_cut: bool
+) -> None:
+    def script(request: dict[str, Any]) -> Any:
+        if not request:  # asks which models are loaded
+            return Fail(200, WINDOW)
+        usage = {"prompt_tokens": reported, "completion_tokens": 20, "total_tokens": reported + 20}
+        return replace(hand_over(), usage=usage)
+
+    with run_model_server(script) as server:
+        config = f'[providers.ollama]\nbase_url = "{server.base_url}"\n'
+        async with open_lab(tmp_path, server=server, config=config) as lab:
+            result = await lab.outcome(model="ollama:qwen3", context="wordy " * words)
+    if not is_cut:
+        assert result["status"] == "success"
+        return
+    assert (result["status"], result["error"]["kind"]) == ("error", "bad_request")
+    text = result["untrusted_result"]["error_text"]
+    assert "has left out the beginning of the prompt" in text and "a context of 4,096 tokens" in text
+    assert "OLLAMA_CONTEXT_LENGTH" in result["error"]["what_to_do"]

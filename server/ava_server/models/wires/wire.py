@@ -58,8 +58,8 @@ class WireAnswer(ABC):
     the stream has said that nothing more comes. `closed`: an answer without such a word was taken. `usage` is the
     provider's as it came. `offered` are the names of the tools, where they are known. `_let_go` is how many calls are
     counted but no longer held, `_room` how many parts an answer may have before that is looked for. `usage_field` is
-    where the provider has the usage, `cache` what is known of how it counts its cache, and `named` what it says of how it
-    was computed, by field (`ANSWER_FIELDS`).
+    where the provider has the usage, `cache` what is known of how it counts its cache, and `named` what it says of how
+    it was computed, by field (`ANSWER_FIELDS`).
     """
 
     usage_field: ClassVar[str] = "usage"

@@ -20,8 +20,8 @@ from ava_roles.tool import Tool, ToolContext
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.budget.recent_calls import Named, with_all_named
 from ava_server.budget.user_limits import DayCaps
-from ava_server.core.errors import AvaError
-from ava_server.models.base import Model
+from ava_server.core.errors import AvaError, ModelError
+from ava_server.models.base import Completion, Model, Request
 from ava_server.models.model_choice import search_terms
 from ava_server.models.prices import Price, raised
 from ava_server.models.surcharges import STANDARD, most_percent, times_words
@@ -177,6 +177,13 @@ class AgentParts:
     project: Path | None
 
 
+FindCut = Callable[[Request, Completion], Awaitable[ModelError | None]]
+
+
+async def no_cut(request: Request, completion: Completion) -> ModelError | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class RunContext:
     """Everything that a claimed run works with.
@@ -193,6 +200,7 @@ class RunContext:
         close: Closes the run's folders; after the run's end (True) it also removes them.
         clock: The monotonic clock by which its active time is measured, in seconds.
         prompt_prefix: The beginning of its prompts that other runs of its plan share; None where nothing is gained.
+        find_cut: Returns the error of an answer to a prompt of which its server left out a part; else None.
     """
 
     model: Model
@@ -219,6 +227,7 @@ class RunContext:
     close: Callable[[bool], None] = field(default=_nothing)
     clock: Callable[[], float] = time.monotonic
     prompt_prefix: PromptPrefix | None = None
+    find_cut: FindCut = no_cut
 
 
 async def nobody_gone() -> frozenset[str]:

@@ -160,6 +160,9 @@ class ModelCalls:
                         prefix.answer_began()
                     completion = stream.completion
                     span.answered(completion)
+                    cut = await self._run.context.find_cut(request, completion)
+                    if cut is not None:
+                        raise cut
         except ModelError as error:
             return await self._settle_failure(reserved, error, ms_since(began))
         except StoreUnavailable:  # nobody knows who owns the run, so nothing was sent; the next reservation waits

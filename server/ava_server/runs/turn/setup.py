@@ -45,6 +45,7 @@ from ava_server.models.base import Model
 from ava_server.models.factory import account_of, model_of, parameters
 from ava_server.models.model_choice import Choice, choose
 from ava_server.models.prices import dearest_price
+from ava_server.models.providers import PROVIDERS
 from ava_server.models.search_model import search_model
 from ava_server.models.surcharges import pinned_at
 from ava_server.run_config.brief import Brief
@@ -57,9 +58,11 @@ from ava_server.runs.record.history import History
 from ava_server.runs.turn.context import (
     AgentParts,
     ConfigNotSupported,
+    FindCut,
     RunContext,
     SearchModel,
     SecretInjection,
+    no_cut,
 )
 from ava_server.runs.turn.first_call import started, with_cost_figures
 from ava_server.runs.turn.folders import OpenFolders, RunFolders
@@ -206,7 +209,7 @@ class RunSetup:
             servers=servers,
             caps=self._resources.day_caps(run.user_id),
             extensions=extension_limits(self._resources.settings, run.user_id),
-            window=choice.price.window or WINDOW,
+            window=await self._window(choice),
             worktrees=self.worktrees,
             tokens_per_byte=recent.tokens_per_byte,
             account=account,
@@ -219,7 +222,24 @@ class RunSetup:
             artifacts=lambda: self.folders.artifacts(run.id),
             close=partial(self.folders.close, run, place),
             prompt_prefix=self._prompt_prefixes.of_run(run, prefix),
+            find_cut=self._find_cut(choice),
         )
+
+    async def _window(self, choice: Choice) -> int:
+        """Return the tokens that prompt and answer may have together: the length that is loaded, on this machine."""
+        loaded: int | None = None
+        if _is_on_this_machine(choice):
+            from ava_server.models import listing
+
+            loaded = await listing.loaded_window(listing.catalog_of(choice), choice.model_id, self._resources.clients)
+        return loaded or choice.price.window or WINDOW
+
+    def _find_cut(self, choice: Choice) -> FindCut:
+        if not _is_on_this_machine(choice):
+            return no_cut
+        from ava_server.models import listing
+
+        return partial(listing.find_cut, listing.catalog_of(choice), choice.model_id, self._resources.clients)
 
     async def _brief_and_calls(self, run: RunRow, config: RunConfig) -> tuple[Brief, RecentCalls]:
         """Return the texts of a run, and what the last calls of its model have shown."""
@@ -480,3 +500,9 @@ class RunSetup:
     def hide(self, value: Any) -> Any:
         """Return a JSON-like value with the secrets in its texts replaced."""
         return self._resources.credentials.redactor.redact_json(value)
+
+
+def _is_on_this_machine(choice: Choice) -> bool:
+    """Tell whether a model runs on a server that the settings name as one of those on this machine."""
+    known = PROVIDERS.get(choice.provider)
+    return known is not None and known.kind == "this_machine" and choice.base_url is not None
