@@ -29,6 +29,7 @@ from ava_server.runs.origins.origins import Origins
 LONG = 5_000_000
 SLOW: dict[str, tuple[str, Any]] = {
     "a part of longer words": ("xab" * (LONG // 3), "ab"),
+    "a part of words without spaces": ("人口学" * (LONG // 3), "口学"),
     "numbers in one row": ("1'" * (LONG // 2), 5),
     "a row of accents": ("a" + "\u0301\u0323" * (LONG // 2), "b" + "\u0301\u0323" * 50_000),
     "many words": (" ".join(f"w{number:06d}" for number in range(LONG // 8)),
