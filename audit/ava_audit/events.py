@@ -460,10 +460,13 @@ class Asked(Fact):
     tokens or seconds. `digest` covers the request and the complete new configuration. The wrap-up stays reserved; if
     nobody answers by `expires_us`, the run wraps up.
 
-    The answer to a `question`: it is in the `ToolCall` with this `call_id`. Or whether a `call` may be made, to `tool`:
-    each of `values` has the `argument`, the `value`, and in `source` the tool whose result brought it. `act` says why
-    the call itself is asked about, whatever its values, and `given` has what the call passes, each with its `argument`
-    and the beginning of its `value`. If nobody answers by `expires_us`, the run goes on without.
+    The answer to a `question`: it is in the `ToolCall` with this `call_id`, and `values` has what no approved text has
+    in its options: the option as `argument`, and the `location` of a page that it is from.
+
+    Or whether a `call` may be made, to `tool`: each of `values` has the `argument`, the `value`, and in `source` the
+    tool whose result brought it. `act` says why the call itself is asked about, whatever its values, and `given` has
+    what the call passes, each with its `argument` and the beginning of its `value`. If nobody answers by `expires_us`,
+    the run goes on without.
     """
 
     default_severity: ClassVar[Severity] = "warning"

@@ -10,6 +10,7 @@ answer is text may also be answered by the orchestrator.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase
@@ -51,6 +52,7 @@ from ava_server.runs.asking.extension import (
     with_cap,
 )
 from ava_server.runs.asking.look_alikes import warn_of_look_alikes
+from ava_server.runs.asking.questions import shown_options
 from ava_server.runs.record.history import FOR_RUN, PROJECT_FILES
 
 Answer = int | float | str
@@ -61,6 +63,8 @@ MOST_NAMED = 10
 """Most runs that are named beside a question which they ask too."""
 _CHOICE, _ANSWER = "choice", "answer"
 """The fields of a form: one of the options, and the person's own words."""
+_QUOTES = re.compile('[“”"]')
+_LOCATION_CHARS = 200
 _YES, _NO = ("yes", "y"), ("no", "n")
 YES_FOR_RUN = "Yes, for this run"
 _HOW_TO_ALLOW = "Answer yes to allow it, also for later calls of this run; anything else does not."
@@ -126,7 +130,7 @@ class PendingQuestion:
     @property
     def identity(self) -> Identity:
         """Equal for questions that a person would read as one. The answer goes to the model, so that is part of it."""
-        return self.asked.kind, self.text, self.options, self.run.model
+        return self.asked.kind, f"{self.text}\n{self.marks}", self.options, self.run.model
 
     @property
     def also(self) -> str:
@@ -140,6 +144,21 @@ class PendingQuestion:
         who = "Another run" if len(self.others) == 1 else f"{len(self.others)} other runs"
         asks = "asks" if len(self.others) == 1 else "ask"
         return f"{who} of {self.run.plan_id} {asks} the same, and one answer goes to all: {names}."
+
+    @property
+    def marks(self) -> str:
+        """What no approved text has in the options, and where it is from; empty where all of it was approved."""
+        if self.asked.kind != "question" or not self.asked.values:
+            return ""
+        parts: list[str] = []
+        for each in self.asked.values:
+            source = _source_words(each["source"])
+            if "location" in each:
+                source = f"{source}, {one_line(each['location'], _LOCATION_CHARS)}"
+            quoted = _QUOTES.sub("'", one_line(each["value"]))
+            parts.append(f"“{quoted}” ({source}{warn_of_look_alikes(each['value'])})")
+        new = "; ".join(dict.fromkeys(parts))
+        return f"Not from your task, in the options: {new}. Choosing an option approves what is named here of it."
 
     @property
     def kind(self) -> QuestionKind:
@@ -200,7 +219,7 @@ class PendingQuestion:
         """What a screen draws below its title."""
         if not self.kind.in_words:
             return self.message
-        return "\n".join(filter(None, (add_bars(self.untrusted), self.also)))
+        return "\n".join(filter(None, (add_bars(self.untrusted), self.marks, self.also)))
 
     @property
     def for_tools(self) -> str:
@@ -525,11 +544,9 @@ class _InWords:
 
     def read(self, view: View, run: RunRow, asked: Asked, /) -> PendingQuestion | None:
         args = _args_of_call(view, run, asked.call_id)
-        options = [one_line(str(option)) for option in args.get("options") or ()]
-        # A form shows each option on one line, once, and returns it as it stands.
-        distinct = tuple(dict.fromkeys(filter(None, options)))
         text = clean(str(args.get("question", "")))[0]
-        return PendingQuestion(run, asked, text, distinct)
+        # A form shows each option on one line, once, and returns it as it stands.
+        return PendingQuestion(run, asked, text, shown_options(args))
 
     def message(self, question: PendingQuestion, /) -> str:
         until = local_second(question.asked.expires_us)

@@ -8,9 +8,9 @@ answered.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ava_audit.events import ActReason, Asked
 from ava_audit.units import now_us
@@ -18,6 +18,7 @@ from ava_audit.view import View
 from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools.run import ASK, AskArgs
+from ava_roles.wrap import one_line
 from ava_server.core.ids import new_id
 from ava_server.runs.record.plan_time import wait_for_person
 
@@ -117,6 +118,12 @@ class Ask:
 
     def _time(self, view: View) -> int:
         return math.floor(wait_for_person(view, view.run(self._history.run_id), self._wait_s, now_us()))
+
+
+def shown_options(args: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the options of a call of `ask` as a person is shown them: each on one line, and once."""
+    options = [one_line(str(option)) for option in args.get("options") or ()]
+    return tuple(dict.fromkeys(filter(None, options)))
 
 
 def _words(answer: QuestionAnswer | None) -> str:

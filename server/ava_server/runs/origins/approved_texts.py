@@ -16,7 +16,13 @@ from typing import Any
 from ava_roles.texts.passages import filler_words
 from ava_roles.wrap import clean
 from ava_server.runs.origins.call_values import is_free
-from ava_server.runs.origins.compared_text import plain_text, split_unspaced, stands_in, words_of_value
+from ava_server.runs.origins.compared_text import (
+    plain_text,
+    split_unspaced,
+    stands_in,
+    words_of,
+    words_of_value,
+)
 
 MANY_WORDS = 8
 """From more words on, those that stand alone in approved texts are collected once."""
@@ -28,6 +34,8 @@ NUMBER_CHARS = 40
 """Characters of a number that is read."""
 NUMBER_DIGITS = 7
 """Digits from which a number may be written with blanks in one text and without in another, as accounts are."""
+_SENTENCE_ENDS = ".!?…。！？"
+_BETWEEN_SPACES = re.compile(r"\S+")
 _ALONE = re.compile(r"[\w@.+-]+")
 _NUMBER = re.compile(r"(?<![\w.,])([-+]?\d++(?:[.,'’]\d++| \d{3}(?!\d))*+)(\w*)")
 _WRITTEN = [
@@ -120,6 +128,26 @@ class ApprovedTexts:
         for each in islice(separated, MOST_NUMBERS):
             numbers |= number_readings(each)
         return numbers
+
+
+def new_parts(text: str, approved: ApprovedTexts) -> list[str]:
+    """Return the parts of a text that do not stand in approved texts: each a row of words."""
+    if approved.has(text) or approved.has(text.rstrip(_SENTENCE_ENDS)):
+        return []
+    parts: list[str] = []
+    begin = end = -1
+    for found in _BETWEEN_SPACES.finditer(text):
+        words = words_of(plain_text(found[0])) - filler_words()
+        if not words:
+            continue
+        if all(map(approved.has, words)):
+            parts.append(text[begin:end])
+            begin = end = -1
+        else:
+            begin = found.start() if begin < 0 else begin
+            end = found.end()
+    parts.append(text[begin:end])
+    return list(filter(None, parts)) or [text]
 
 
 def _grouped_form(value: str) -> re.Pattern[str] | None:

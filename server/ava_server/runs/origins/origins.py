@@ -23,7 +23,7 @@ from ava_roles.wrap import clean, one_line
 from ava_server.core.threads import compute_alone
 from ava_server.runs.asking.questions import MOST_VALUES, VALUE_CHARS, Doubt
 from ava_server.runs.origins.acts import Act, Passed, is_equal_call, reason_to_ask
-from ava_server.runs.origins.approved_texts import ApprovedTexts
+from ava_server.runs.origins.approved_texts import ApprovedTexts, new_parts
 from ava_server.runs.origins.call_values import (
     fields_of_result,
     is_free,
@@ -198,15 +198,42 @@ class Origins:
 
     def _source_of(self, leaf: Any) -> str:
         """Return the tool whose result has a value; empty where none has it."""
+        result = self._result_with(leaf)
+        return "" if result is None else result.tool
+
+    def _result_with(self, leaf: Any) -> ToolResult | None:
+        """Return the first result that has a value, or None."""
         value = plain_text(str(leaf))
         if not value:
-            return ""
+            return None
         # The name of a tool that does not exist was chosen by the model: it is not shown.
         known_tools = (*self._specs, PROJECT_FILES)
         for place, result in self._results():
             if result.tool in known_tools and value in self._text(place):
-                return result.tool
-        return ""
+                return result
+        return None
+
+    # -- a question of the run ----------------------------------------------------------------------------------------
+
+    def marks(self, options: Iterable[str]) -> tuple[dict[str, str], ...]:
+        """Return what no approved text has in the options of a question: each with its option and its source."""
+        if not any(map(self._checks, self._specs.values())):
+            return ()
+        by_person = ApprovedTexts(self._approved_by_person())
+        marks: list[dict[str, str]] = []
+        for option in options:
+            for text in new_parts(option, by_person):
+                mark = {"argument": option, "value": text, "source": ""}
+                # The whole of it, or else its longest word that a result has.
+                words = sorted(words_of(plain_text(text)), key=len, reverse=True)
+                found = map(self._result_with, (text, *words))
+                result = next((each for each in found if each is not None), None)
+                if result is not None:
+                    mark["source"] = result.tool
+                    if len(result.sources) == 1:
+                        mark["location"] = str(result.sources[0]["location"])
+                marks.append(mark)
+        return tuple(marks)
 
     def _approved_by_person(self) -> list[str]:
         """Return the texts that a person has approved or written: the task, its context and answers."""
@@ -214,9 +241,7 @@ class Origins:
         task = self._history.task
         if task is not None:
             texts += [task.text, task.context or "", task.system_prompt or ""]
-        for answer in list(self._history.answers.values()):
-            if answer.by_person:
-                texts.append(answer.text)
+        texts += self._history.texts_of_answers()
         return [plain_text(text) for text in texts]
 
     def _texts_of_sources(self, rule: Sequence[str], by_person: ApprovedTexts) -> Iterator[str]:

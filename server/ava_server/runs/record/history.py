@@ -429,6 +429,24 @@ class History:
                 values.add((question.tool or "", each["argument"], each["value"]))
         return values
 
+    def texts_of_answers(self) -> list[str]:
+        """Return what a person has written, or chosen, in answer to questions of the run.
+
+        Of an option, only what was marked in it as new: the rest of it was not.
+        """
+        texts: list[str] = []
+        for question in self.all_questions:
+            answer = self.answers.get(question.ask_id)
+            if question.kind != "question" or answer is None or not answer.by_person:
+                continue
+            first, _line_end, own_words = answer.text.partition("\n")
+            marked = [each["value"] for each in question.values if each["argument"] == first.strip()]
+            if marked:
+                texts += [*marked, own_words]
+            else:
+                texts.append(answer.text)
+        return texts
+
     def decided_acts(self, *, allowed: bool) -> list[Asked]:
         """Return the questions about calls themselves to which a person has said yes, or those with any other end."""
         questions: list[Asked] = []

@@ -36,7 +36,7 @@ from ava_server.core.threads import compute_alone, run_apart
 from ava_server.core.untrusted import SHORT_CHARS, hide_apart
 from ava_server.models.base import ToolUse
 from ava_server.models.json_text import object_fault
-from ava_server.runs.asking.questions import GIVEN_CHARS, MOST_GIVEN, Ask, Doubt
+from ava_server.runs.asking.questions import GIVEN_CHARS, MOST_GIVEN, Ask, Doubt, shown_options
 from ava_server.runs.coder.coding import learn_private_keys, tell_too_many_keys
 from ava_server.runs.journal.log import ms_since
 from ava_server.runs.origins.call_values import leaves
@@ -185,9 +185,11 @@ class ToolCalls:
         question = await ready.tool.new_question(call.call_id, self._run.work_s(self._run.left_s))
         if question is None:
             return None
+        started = await self._started_fact(call)
         if call.call_id not in self._history.started:
-            await self._log.record(Activity(activity=ready.sentence), await self._started_fact(call))
-        return Paused(question)
+            await self._log.record(Activity(activity=ready.sentence), started)
+        marks = self._origins.marks(shown_options(started.args))
+        return Paused(question.model_copy(update={"values": marks}))
 
     async def _doubts(self, call: ToolUse) -> tuple[Doubt, ...]:
         """Return the values of a call that nobody approved; none of one that has begun, or cannot be made."""
