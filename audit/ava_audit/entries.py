@@ -281,8 +281,9 @@ WINDOW = 64
 """How many entries before and after a fault are searched for its cause."""
 
 FaultKind = Literal[
-    "changed", "missing", "inserted", "reordered", "damaged", "head", "projection", "line", "schema", "erased", "mirror"
-]
+    "changed", "missing", "inserted", "reordered", "damaged", "head", "projection", "line", "schema", "erased",
+    "mirror", "unreserved", "progress", "index",
+]  # fmt: skip
 ProgressCallback = Callable[[int, int], None]
 """Called with how much has been checked, and how much there is."""
 Row = tuple[Any, ...]

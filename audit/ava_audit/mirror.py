@@ -287,7 +287,7 @@ def mirror_faults(view: View | None, folder: Path | None) -> list[Fault]:
 
 
 def mirror_differences(view: View, folder: Path | None) -> list[Fault]:
-    """Return a fault for each file with a line that differs from the log, not for one that only ends too early."""
+    """Return a fault for each file with a line that differs from the log, or that ends too early and stays so."""
     faults: list[Fault] = []
     for path in _files(folder):
         seq = _first_difference(view, path)
@@ -324,11 +324,17 @@ def _first_difference(view: View, path: Path) -> int | None:
             written = lines.read(len(line))
             if written != line:
                 ends_early = len(written) < len(line) and line.startswith(written)
-                return None if ends_early else seq
+                return None if ends_early and not _counts_as_whole(view, path, seq) else seq
         for line in lines:  # entries that are newer than the rows above, or foreign
             if line.endswith(b"\n") and not _is_line_of(view, file, line, after=seq):
                 return seq
     return None
+
+
+def _counts_as_whole(view: View, path: Path, seq: int) -> bool:
+    """Tell whether a file without an entry is taken for whole, so that nobody will write the rest of it."""
+    file = "/".join(path.parts[-2:])
+    return seq <= view.progress("mirror") and file_size(path) == view.mirrored_size(file)
 
 
 def _is_line_of(view: View, file: str, line: bytes, *, after: int = 0) -> bool:

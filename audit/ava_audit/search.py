@@ -504,6 +504,11 @@ def match_expression(
     return IndexQuery(tuple(filters), phrases)
 
 
+def types_query(type_name: str) -> IndexQuery:
+    """Return the query for all entries of one type, by its exact name, also of one that this version does not know."""
+    return IndexQuery((("marks", (_token(type_name),)),))
+
+
 def separate_words(text: str) -> str:
     """Return a text for the index, with spaces around characters that are words by themselves."""
     if text.isascii() and "\x00" not in text:

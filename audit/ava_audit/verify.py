@@ -1,5 +1,7 @@
 """Verification: checks the hash chain, and compares the projections with a rebuild from the log.
 
+It also finds settlements of calls that were never reserved, and maintenance that has noted more than it has done.
+
 The chain reveals every entry that was changed, removed, inserted or moved. A cut tail, or a log that was rewritten as a
 whole, shows only against a head that was noted elsewhere. The functions block: call them in a thread.
 """
@@ -33,10 +35,11 @@ from ava_audit.entries import (
     read_fact,
 )
 from ava_audit.errors import AuditError, BadQuery, StoreUnavailable
-from ava_audit.events import TRANSCRIPT_TYPES, LogErased
+from ava_audit.events import TRANSCRIPT_TYPES, CostReserved, CostUpdate, Fact, LogErased
 from ava_audit.mirror import mirror_differences, mirror_faults
 from ava_audit.projections import BUDGETS, PLANS, PROPOSALS, RUNS, SPENDING, TableSpec
 from ava_audit.reducers import CONTENT_TYPES, MemoryRows, MemoryState, R, fold
+from ava_audit.search import types_query
 from ava_audit.store.backend import Backend
 from ava_audit.store.schema import schema_faults
 from ava_audit.store.sqlite import SqliteBackend, backend_at
@@ -50,6 +53,7 @@ LONG = 20_000
 # Where a row of `ENTRY_COLUMNS` has what the chain needs; its header comes first.
 _N = len(HEADER)
 _TYPE = HEADER.index("type")
+_RUN = HEADER.index("run_id")
 _VERSION = HEADER.index("v")
 _CONTENT = _N
 _SHA = _N + 1
@@ -181,6 +185,7 @@ class _Walk:
         self.met_head = head in (before, GENESIS)
         self.fault: Fault | None = None
         self._slice = SLICE
+        self._unreserved: list[Fault] = []
         self._erased = 0
         self._recorded = 0
 
@@ -277,6 +282,8 @@ class _Walk:
                 which = "an entry" if count == 1 else f"{count:,} entries"
                 text = f"the content of {which} was erased without a record: it was not Ava"
                 differences.append(Fault("erased", self.seq, text))
+            differences += self._unreserved
+            differences += _upkeep_faults(self._db, self.seq)
             return differences
         finally:
             self._db.rollback()
@@ -311,8 +318,12 @@ class _Walk:
 
     def _apply(self, rebuilt: MemoryState, row: Row) -> Fault | None:
         """Apply an entry to the rebuilt projections, count erasures, and parse contents that nothing else parses."""
+        settled = rebuilt.runs.get(row[_RUN]) if row[_TYPE] == "CostUpdate" else None
+        calls_before = "" if settled is None else settled.in_flight
         try:
             fold(rebuilt, row)
+            if settled is not None and settled.in_flight == calls_before:  # no call was in flight that it settles
+                self._find_reservation(row)
             if row[_CONTENT] is None:
                 self._erased += 1
             elif row[_TYPE] not in _PARSED_OR_NEVER:
@@ -322,6 +333,51 @@ class _Walk:
         except (ValueError, TypeError, AssertionError, LookupError, AuditError) as error:
             return Fault("changed", row[0], f"entry {row[0]} is unchanged, but cannot be applied: {error}")
         return None
+
+    def _find_reservation(self, row: Row) -> None:
+        """Note a fault if a settlement is of a call that no earlier entry reserves; it may have been given up since."""
+        seq, run_id = row[0], row[_RUN]
+        fact = self._read_fact(seq)
+        sql = "SELECT seq FROM events WHERE run_id = ? AND type = 'CostReserved' AND seq < ? ORDER BY seq DESC"
+        for (earlier,) in self._db.execute(sql, (run_id, seq)).fetchall():
+            reserved = self._read_fact(earlier)
+            assert isinstance(fact, CostUpdate) and isinstance(reserved, CostReserved)
+            if (reserved.turn, reserved.attempt) == (fact.turn, fact.attempt):
+                return
+        if len(self._unreserved) < MAX_FAULTS:
+            text = (
+                f"entry {seq} settles a model call of {run_id} that no entry reserves: the log has lost entries, or a"
+                " process wrote to it that worked on another one; compare the cost with the provider's bill"
+            )
+            self._unreserved.append(Fault("unreserved", seq, text))
+
+    def _read_fact(self, seq: int) -> Fact | None:
+        row = self._db.execute("SELECT type, v, content FROM events WHERE seq = ?", (seq,)).fetchone()
+        return None if row[2] is None else read_fact(*row)
+
+
+def _upkeep_faults(db: Database, head: int) -> Iterator[Fault]:
+    """Yield a fault for each duty of maintenance that has noted more than it has done, and so will not do it."""
+    view = View(db)
+    for duty, seq in db.execute("SELECT name, seq FROM progress ORDER BY name").fetchall():
+        if seq > head:
+            text = (
+                f"the progress of {duty!r} is entry {seq}, and the log ends with entry {head}: its end was cut off, or"
+                " the progress was changed"
+            )
+            yield Fault("progress", head, text)
+    indexed = view.progress("words")
+    sql = "SELECT type, count(CASE WHEN seq <= ? THEN 1 END) FROM events GROUP BY type ORDER BY type"
+    for type_name, count in db.execute(sql, (indexed,)).fetchall():
+        condition, values = db.words_condition(types_query(type_name))
+        found = db.execute(f"SELECT count(*) FROM words WHERE {condition}", values).fetchone()[0]  # noqa: S608
+        if found != count:
+            text = (
+                f"the search index has {found} of the {count} {type_name} up to entry {indexed}, where its progress is:"
+                " searches find too little; `ava export` and `ava import` into a new data root make it anew"
+            )
+            yield Fault("index", head, text)
+            return
 
 
 def _differences(db: Database, rebuilt: MemoryState, seq: int) -> Iterator[Fault]:

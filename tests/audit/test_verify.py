@@ -8,14 +8,16 @@ import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.log import AVA, Life, tamper_with, without_triggers, write_each, write_texts
+from support.log import AVA, Life, message, tamper_with, without_triggers, write_each, write_texts
 from support.logs.store import open_store
 from support.logs.tampering import bytes_of_entry, insert_entry, only_fault, renumber
 from support.properties import BUSY_OR_SHARED
@@ -25,6 +27,8 @@ from ava_audit import verify as verification
 from ava_audit.chain_process import intact_slices
 from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, VerifyReport, content_sha, entry_hash
 from ava_audit.errors import BadQuery, StoreUnavailable
+from ava_audit.events import CostReserved, CostUpdate
+from ava_audit.maintenance import index_new_entries
 from ava_audit.mirror import Mirror, mirror_faults
 from ava_audit.retention import erase_run
 from ava_audit.store.store import Store
@@ -504,6 +508,68 @@ async def test_reports_mirror_files_that_differ_from_the_log(
     assert verify(root, mirror=logs).ok
 
 
+async def test_reports_a_settlement_of_a_call_that_was_never_reserved(tmp_path: Path) -> None:
+    life = Life("S-aaaaaa")
+    events = life.all_events()
+    kept = [event for event in events if not isinstance(event.fact, CostReserved)]
+    async with Store.open(tmp_path) as log:
+        await write_each(log, kept)
+        (settled,) = await log.read(lambda view: view.of_type("CostUpdate"))
+    (fault,) = verify(tmp_path).faults
+    assert (fault.kind, fault.seq) == ("unreserved", settled.seq)
+    assert "a model call of S-aaaaaa that no entry reserves" in fault.text
+
+
+async def test_a_call_that_was_given_up_may_be_settled_again(tmp_path: Path) -> None:
+    """Its owner may have its answer after another process has booked it as unknown."""
+    life = Life("S-aaaaaa")
+    events = life.all_events()
+    place = next(number for number, event in enumerate(events) if isinstance(event.fact, CostUpdate))
+    async with Store.open(tmp_path) as log:
+        await write_each(log, [*events[: place + 1], *events[place:]])
+    assert verify(tmp_path).ok
+
+
+@pytest.mark.parametrize(
+    ("statement", "kind"),
+    [
+        ("emptied", "index"),
+        ("UPDATE progress SET seq = 11 WHERE name = 'words'", "index"),
+        ("UPDATE progress SET seq = 5 WHERE name = 'words'", "index"),
+        ("UPDATE progress SET seq = 99 WHERE name = 'words'", "progress"),
+        ("INSERT INTO progress (name, seq) VALUES ('retention', 12)", "progress"),
+    ],
+)
+async def test_reports_maintenance_that_noted_more_or_less_than_it_did(
+    statement: str, kind: str, tmp_path: Path, database: str
+) -> None:
+    if statement == "emptied":
+        statement = "DELETE FROM words"
+        if database == "sqlite":
+            statement = "INSERT INTO words (words) VALUES ('delete-all')"
+    async with Store.open(tmp_path) as log:
+        await write_each(log, Life("S-aaaaaa").all_events()[:-1])
+        await index_new_entries(log)
+        await write_each(log, [message("not indexed yet")])
+        assert (await anyio.to_thread.run_sync(verify, tmp_path)).ok
+        await log.maintain(lambda db: db.execute(statement))
+    kinds = [fault.kind for fault in verify(tmp_path).faults]
+    assert kind in kinds and set(kinds) <= {"index", "progress"}
+
+
+async def test_reports_a_mirror_file_that_is_taken_for_whole_and_lacks_its_end(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ava_audit.mirror.RECHECK_S", 0.0)
+    async with Store.open(root) as log:
+        await Mirror(log, root / "logs").catch_up()
+        await write_texts(log, ["more"])
+        assert (await anyio.to_thread.run_sync(partial(verify, root, mirror=root / "logs"))).ok, "it is only behind"
+        await log.maintain(lambda db: db.execute("UPDATE progress SET seq = 11 WHERE name = 'mirror'"))
+    (fault,) = verify(root, mirror=root / "logs").faults
+    assert (fault.kind, fault.seq) == ("mirror", 11)
+
+
 async def test_reports_mirrored_entries_that_are_missing_from_the_log(root: Path) -> None:
     logs = root / "logs"
     async with Store.open(root) as log:
@@ -523,6 +589,9 @@ async def test_reports_mirrored_entries_that_are_missing_from_the_log(root: Path
         db.execute("DELETE FROM events WHERE seq > 10")
         for table in ("runs", "configs", "proposals", "budgets", "spending"):
             db.execute(f"DELETE FROM {table}")
+    assert {fault.kind for fault in verify(root).faults} == {"progress"}, "the mirror was further"
+    with tamper_with(root) as db:
+        db.execute("UPDATE progress SET seq = 10")
     assert verify(root).ok, "nothing in the log itself tells that its end was cut"
     faults = verify(root, mirror=logs).faults
     assert {fault.kind for fault in faults} == {"mirror"}
