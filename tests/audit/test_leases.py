@@ -199,11 +199,19 @@ async def test_after_the_server_was_away_nobodys_silence_counts_before_a_lease_h
 async def test_a_process_that_was_stopped_waits_a_lease_before_it_takes_others_for_dead(
     here: Instances, there: Instances
 ) -> None:
+    """Also before it has renewed its own: whoever wakes up first after a stop of the machine looks at the others."""
     first, second = here.join(), there.join()
-    await anyio.sleep(1.2 * LEASE_S)  # neither renews, as if the network was cut
-    assert not here.alive(second.name)
+    await anyio.sleep(1.2 * LEASE_S)  # neither renews
+    assert not first.holds() and here.alive(second.name)
     first.renew()
     assert here.alive(second.name)
+    await anyio.sleep(0.4 * LEASE_S)
+    first.renew()
+    assert here.alive(second.name), "it has a whole lease to wake up"
+    for _ in range(3):
+        await anyio.sleep(0.4 * LEASE_S)
+        first.renew()
+    assert not here.alive(second.name)
     first.remove()
     second.remove()
 

@@ -8,12 +8,14 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO
 
 import anyio
+import anyio.from_thread
 import portalocker
 import pytest
 from anyio.abc import Process
@@ -22,7 +24,7 @@ from support.no_locks import needs_filter
 from support.stdio import until
 
 from ava_audit.errors import StoreUnavailable
-from ava_audit.store.locks import HeldLock, LockedInstances, NoLocks, WriteLock, is_held, try_hold
+from ava_audit.store.locks import HeldLock, LockedInstances, NoLocks, WriteLock, is_held, keep_renewing, try_hold
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 
@@ -166,6 +168,34 @@ def test_a_lock_that_is_released_while_somebody_looks_at_it_is_not_held(
 
     monkeypatch.setattr(Path, "stat", released)
     assert not held.in_place()
+
+
+@pytest.mark.parametrize("late", [1, 2])
+async def test_a_renewal_that_is_late_once_is_none_and_twice_in_a_row_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    """A process that was stopped in a renewal finds that its time is over."""
+    membership = LockedInstances(tmp_path / "instances").join()
+    calls = 0
+    in_time = anyio.Event()
+
+    def renew() -> None:
+        nonlocal calls
+        calls += 1
+        if calls <= late:
+            time.sleep(0.5)
+        else:
+            anyio.from_thread.run_sync(in_time.set)
+
+    monkeypatch.setattr(membership, "renew", renew)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(keep_renewing, membership, 0.01, 0.2)
+        with anyio.fail_after(20):
+            await in_time.wait()
+        tasks.cancel_scope.cancel()
+    membership.remove()
+    told = [record for record in caplog.records if "others will take over" in record.getMessage()]
+    assert len(told) == late - 1
 
 
 def hold(path: Path) -> HeldLock:

@@ -63,7 +63,6 @@ async def test_a_killed_server_is_started_again_on_the_same_port(tmp_path: Path,
     async with ended_at_last(root):
         given = headers(root, port)
         pid = process_of(root)
-        await anyio.sleep(10)  # a server that ends sooner is not started again, so that none fails for ever
         os.kill(pid, signal.SIGKILL)
         await until(lambda: process_of(root) != pid, within_s=60)
         assert answers(port, given) != 401
@@ -91,6 +90,27 @@ async def test_a_kept_program_is_started_again_after_a_crash_and_not_after_it_wa
     await anyio.sleep(0.5)
     assert (tmp_path / "0").read_text() == (tmp_path / "130").read_text() == "x"
     assert (tmp_path / "2").read_text() == "x", "its folder was removed meanwhile"
+
+
+async def test_a_kept_program_that_is_killed_at_once_comes_back_each_time_later(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal, sys, time\n"
+        "open(sys.argv[2], 'a').write(f'{time.monotonic()}\\n')\n"
+        "os.kill(os.getpid(), signal.SIGKILL) if sys.argv[1] == 'killed' else sys.exit(1)\n"
+    )
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    for how in ("killed", "cannot start"):
+        start_detached(
+            [sys.executable, str(program), how, str(tmp_path / how)], tmp_path / "words", removed, os.environ
+        )
+    starts = tmp_path / "killed"
+    await until(lambda: starts.exists() and len(starts.read_text().split()) == 3, within_s=60)
+    removed.rmdir()
+    first, second, third = map(float, starts.read_text().split())
+    assert second - first >= 1 and third - second >= 2
+    assert len((tmp_path / "cannot start").read_text().split()) == 1, "whoever has started it is told"
 
 
 async def test_gives_the_token_to_nobody_who_listens_there_instead(tmp_path: Path) -> None:

@@ -187,8 +187,14 @@ class LeaseMembership:
         self._renew_by = began + self._lease_s / 2
 
     def answered_s(self) -> float:
-        """Return for how long the server has answered this process without a gap."""
-        return 0.0 if self._answers_since is None else steady_s() - self._answers_since
+        """Return for how long the server has answered this process without a gap.
+
+        Without a lease of its own it may be in one: the server was away, or this process was stopped. After a stop of
+        the whole machine, every lease has ended, and each process renews its own as soon as it can.
+        """
+        if self._answers_since is None or not self.holds():
+            return 0.0
+        return steady_s() - self._answers_since
 
     def show(self, activities: Mapping[str, str], /) -> None:
         """Write what its runs are doing into a table that has no write-ahead log."""

@@ -361,16 +361,22 @@ class LockMembership:
 
 
 async def keep_renewing(membership: Membership, every_s: float, within_s: float) -> None:
-    """Renew a membership every `every_s` seconds until cancelled; log a failure once."""
+    """Renew a membership every `every_s` seconds until cancelled; log a failure once.
+
+    A first attempt that is too late is none: this process may have been stopped in it.
+    """
     limiter = anyio.CapacityLimiter(1)
-    is_failing = False
+    is_failing = is_late = False
     while True:
         await anyio.sleep(every_s)
         try:
             with anyio.fail_after(within_s):
                 await anyio.to_thread.run_sync(membership.renew, limiter=limiter, abandon_on_cancel=True)
-            is_failing = False
+            is_failing = is_late = False
         except (StoreUnavailable, OSError, RuntimeError) as error:  # RuntimeError: no more threads can be started
+            was_late, is_late = is_late, isinstance(error, TimeoutError)
+            if is_late and not was_late:
+                continue
             if not is_failing:
                 why = str(error) or type(error).__name__
                 log.warning("others will take over the runs of this process: %s", why)

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 HAND_OVER_S = 600.0
 """Seconds that calls in progress have when a newer version takes over."""
-GONE_S = 5.0
-"""Seconds without its data root after which the background process ends."""
+LOOK_EVERY_S = 1.0
+"""How often the background process looks whether it is still needed, in seconds."""
+GONE_LOOKS = 5
+"""Looks in a row that do not find its data root, after which it ends: a process that was stopped has not looked."""
 
 
 _Http = Annotated[bool, typer.Option("--http", help="Serve many users over HTTP, each with a token.")]
@@ -293,15 +295,19 @@ async def _until_idle(runtime: Runtime, post: HeldLock, listeners: Listeners) ->
 
     A worker whose log a newer program has taken over ends with its last run: it would keep that program's worker away.
     """
+    from ava_server.core.awake_clock import AwakeClock
     from ava_server.core.background import WORKER_IDLE_S
 
-    manager = runtime.manager
-    needed = in_place = anyio.current_time()
-    while anyio.current_time() - needed < WORKER_IDLE_S and anyio.current_time() - in_place < GONE_S:
+    manager, clock = runtime.manager, AwakeClock()
+    needed_s = clock.now_s()
+    failed_looks = 0
+    while clock.now_s() - needed_s < WORKER_IDLE_S and failed_looks < GONE_LOOKS:
         if manager.outdated and manager.idle_since is not None:
             return
         if await anyio.to_thread.run_sync(post.in_place):
-            in_place = anyio.current_time()
+            failed_looks = 0
             if manager.idle_since is None or listeners.active:
-                needed = in_place
-        await anyio.sleep(min(WORKER_IDLE_S / 4, 1.0))
+                needed_s = clock.now_s()
+        else:
+            failed_looks += 1
+        await anyio.sleep(min(WORKER_IDLE_S / 4, LOOK_EVERY_S))

@@ -50,18 +50,29 @@ if os.fork():
     os._exit(0)
 os.setsid()
 folder = os.getcwd()
+pause = 0
+started_well = False
 while True:
     began = time.monotonic()
     code = os.spawnv(os.P_WAIT, sys.argv[1], sys.argv[1:])
-    if code in (0, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT) or time.monotonic() - began < 10:
+    if code in (0, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT):
         break
+    if time.monotonic() - began >= 10:
+        started_well = True
+        pause = 0
+    elif code < 0 or started_well:
+        pause = min(2 * pause, 600) or 1
+    else:
+        break
+    time.sleep(pause)
     if not os.path.isdir(folder):
         break
 """
 """Starts a program outside of this process's descendants and session: a closing host may kill its group or tree.
 
-It starts the program again when it crashes, unless that was within ten seconds or its folder is gone: it would make a
-new data root there. 130 is the code after Ctrl-C.
+It starts the program again when it crashes: at once, or after one that has lasted less than ten seconds, after 1, 2, 4
+and at most 600 seconds. One that ends with an error before any has lasted for ten seconds cannot start, and is left
+alone, as is one whose folder is gone: it would make a new data root there. 130 is the code after Ctrl-C.
 """
 _DETACHED = getattr(subprocess, "DETACHED_PROCESS", 0) | getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 """On Windows: a process group of its own, without a console."""

@@ -27,6 +27,7 @@ from starlette.responses import JSONResponse, Response
 
 from ava_audit.errors import AuditError
 from ava_server.config.tokens import Token, TokenFile
+from ava_server.core.awake_clock import AwakeClock
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 from ava_server.mcp_server.app import CARRIED_OUT, CARRY_OUT_S, OF_REQUEST
 from ava_server.web.http_connection import CONNECTION
@@ -163,7 +164,8 @@ class RequestLimits:
     """Requests in progress: calls, which may finish at shutdown, and streams, which only listen."""
 
     ending: bool = False
-    _last: float = field(default_factory=anyio.current_time)
+    _clock: AwakeClock = field(default_factory=AwakeClock)
+    _last_s: float = 0.0
     _open: set[RequestInProgress] = field(default_factory=set["RequestInProgress"])
     _of_user: Counter[tuple[str, bool]] = field(default_factory=Counter[tuple[str, bool]])
     _less: anyio.Event = field(default_factory=anyio.Event)
@@ -177,9 +179,11 @@ class RequestLimits:
         return f"{most} {what} for {whose}, which is the limit. Try again when one has ended."
 
     def idle_s(self) -> float:
+        """Return for how many seconds nothing was asked; to be called every second."""
+        now_s = self._clock.now_s()
         if self._open:
             return 0.0
-        return anyio.current_time() - self._last
+        return now_s - self._last_s
 
     def take(self, request: RequestInProgress) -> None:
         self._open.add(request)
@@ -187,7 +191,7 @@ class RequestLimits:
 
     def give_back(self, request: RequestInProgress) -> None:
         self._open.discard(request)
-        self._last = anyio.current_time()
+        self._last_s = self._clock.now_s()
         self._of_user[request.key] -= 1
         if not self._of_user[request.key]:
             del self._of_user[request.key]

@@ -9,6 +9,7 @@ import anyio
 
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Store
+from ava_server.core.awake_clock import AwakeClock
 from ava_server.runs.owner.blockers import Blocker, blocked_note
 
 TRY_AGAIN_FIRST_S = 1.0
@@ -22,18 +23,20 @@ class RunNote:
     """What a manager has noted of a run.
 
     Attributes:
-        first_seen: When it was first seen in the queue, on anyio's clock.
-        not_before: Until when it is not tried again.
+        clock: What the waits for other processes are measured by: a stop of this process is none.
+        first_seen: When it was first seen in the queue, on that clock.
+        not_before: Until when it is not tried again, on anyio's clock.
         wait_s: How long it was left alone the last time.
         faults: How many internal errors it had here.
-        left_since: Since when it is left to the worker.
+        left_since: Since when it is left to the worker, on `clock`.
         left_to: The name of the worker beside the first one to which it is left since then; empty for the first one.
         why_with_host: Why this process runs it, and no worker, although it was approved to outlive its host.
         labels: The labels that its machine needs, once they were read.
-        no_label_since: Since when no live worker has these.
+        no_label_since: Since when no live worker has these, on `clock`.
         no_worker: What this process has last shown of why no worker takes it; None before it has looked at that.
     """
 
+    clock: AwakeClock
     first_seen: float | None = None
     not_before: float = 0.0
     wait_s: float = TRY_AGAIN_FIRST_S / 2
@@ -59,7 +62,7 @@ class RunNote:
 
     def waited_s(self) -> float:
         """Return how long the run has been seen in the queue, from now on."""
-        now_s = anyio.current_time()
+        now_s = self.clock.now_s()
         if self.first_seen is None:
             self.first_seen = now_s
         return now_s - self.first_seen
@@ -78,11 +81,12 @@ class RunNotes:
         self._store = store
         self._place = place
         self._unable = unable
+        self._clock = AwakeClock()
         self._notes: dict[str, RunNote] = {}
 
     def __getitem__(self, run_id: str) -> RunNote:
         """Return the note on a run, a new one if there is none."""
-        return self._notes.setdefault(run_id, RunNote())
+        return self._notes.setdefault(run_id, RunNote(self._clock))
 
     def wait(self, run_id: str, why: str, *, unable: bool = False) -> None:
         """Note what a run waits for, where every process can read it; `unable`: this process cannot run it."""

@@ -58,7 +58,7 @@ class LiveWorkers:
         if any(labels <= worker for worker in self._labels):
             note.no_label_since = None
             return None
-        now_s = anyio.current_time()
+        now_s = note.clock.now_s()
         if note.no_label_since is None:
             note.no_label_since = now_s
         if now_s - note.no_label_since < NO_LABEL_S:
@@ -83,7 +83,7 @@ class BackgroundWorkers:
 
         Where the one that is running cannot run it or does not take it, one beside it has this process's environment.
         """
-        now_s = anyio.current_time()
+        now_s = note.clock.now_s()
         if note.left_since is None:
             note.left_since = now_s
         is_late = now_s - note.left_since >= WORKER_TAKES_S

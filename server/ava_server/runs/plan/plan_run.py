@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
@@ -14,6 +13,7 @@ from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_audit.view import Outcome, View
+from ava_server.core.awake_clock import AwakeClock
 from ava_server.core.ids import new_id
 from ava_server.core.threads import each_at_once
 from ava_server.runs.journal.clock import RunClock
@@ -73,6 +73,7 @@ class PlanRun:
         self._scope = anyio.CancelScope()
         self._leaves = False
         self._cancel_reason: str | None = None
+        self._awake = AwakeClock()
         self._cancelled_at: float | None = None
 
     async def drive(self, _seconds_left: float | None = None) -> None:
@@ -102,7 +103,7 @@ class PlanRun:
         """End the plan and its runs as cancelled; a second call changes nothing."""
         if not self.cancelled:
             self.cancelled, self._cancel_reason = True, reason
-            self._cancelled_at = time.monotonic()
+            self._cancelled_at = self._awake.now_s()
             self._scope.cancel()
 
     def leave(self) -> None:
@@ -114,7 +115,7 @@ class PlanRun:
 
     def overdue(self) -> RunResult | None:
         """Return how the plan should have ended by now; None while it is in time."""
-        if self._cancelled_at is not None and time.monotonic() > self._cancelled_at + OVERDUE_S:
+        if self._cancelled_at is not None and self._awake.now_s() > self._cancelled_at + OVERDUE_S:
             return RunResult("cancelled", ON_REQUEST, reason=self._cancel_reason)
         return None
 

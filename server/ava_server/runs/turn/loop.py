@@ -28,6 +28,7 @@ from ava_audit.store.store import Store
 from ava_extras import load
 from ava_roles.tool import status_sentence
 from ava_server import telemetry
+from ava_server.core.awake_clock import AwakeClock
 from ava_server.core.shortage import shortage_in
 from ava_server.models.base import Completion
 from ava_server.models.model_choice import OFFLINE, SCRIPTED
@@ -113,7 +114,8 @@ class AgentRun:
                 self._tool_calls.nonce,
                 self.say,
             )
-        self._due: float | None = None  # of the monotonic clock, without what its own clock stands still
+        self._awake = AwakeClock()
+        self._due: float | None = None  # of that clock, without what its own clock stands still
         self._plan_ends = math.inf  # on anyio's clock
         self._working = anyio.CancelScope()
         self._cap = LastTurn(status="timeout", reason=f"timeout of {self._config.timeout_s:g} s")
@@ -148,7 +150,7 @@ class AgentRun:
         if not self.cancelled:
             self.cancelled = True
             self._cancel_reason = reason
-            self._cancelled_at = time.monotonic()
+            self._cancelled_at = self._awake.now_s()
             self.scope.cancel()
 
     def leave(self) -> None:
@@ -166,8 +168,11 @@ class AgentRun:
         self._working.cancel()
 
     def overdue(self) -> RunResult | None:
-        """Return how the run should have ended by now; None while it is in time, or is stopping."""
-        now = time.monotonic()
+        """Return how the run should have ended by now; None while it is in time, or is stopping.
+
+        The manager asks at each look: after a stop of the process, the loop has its time to end the run by itself.
+        """
+        now = self._awake.now_s()
         if self._cancelled_at is not None and now > self._cancelled_at + OVERDUE_S:
             return RunResult("cancelled", ON_REQUEST, reason=self._cancel_reason)
         if self._due is not None and now > self._due + self._clock.stopped_s + OVERDUE_S:
@@ -188,7 +193,7 @@ class AgentRun:
             cap = LastTurn(status="timeout", reason=PLAN_TIME_OVER)
         if seconds_left is not None:
             self._plan_ends = anyio.current_time() + seconds_left
-        self._due, self._cap = time.monotonic() + left, cap
+        self._due, self._cap = self._awake.now_s() + left, cap
         work_s = self._run.work_s(left)
         with self.scope:
             try:
