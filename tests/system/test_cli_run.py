@@ -575,7 +575,7 @@ def test_show_prints_the_whole_run_and_marks_it_as_fetched(root: Path, workspace
     assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
     assert lines[0] == f"Data root: {root}"
-    assert lines[1].startswith(f"# researcher prices ({run_id}): success") and lines[1].endswith(" · free")
+    assert lines[1].startswith(f'# researcher "prices" ({run_id}): success') and lines[1].endswith(" · free")
     order = [
         *("twelve cents a minute", "## Asked and approved", TASK, "Context: for a podcast"),
         *(

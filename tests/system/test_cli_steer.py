@@ -52,14 +52,14 @@ def test_cancel_ends_a_run_of_another_process_and_shows_partial_results(root: Pa
         again = ava(root, "cancel", run_id)
         as_json = json.loads(ava(root, "cancel", run_id, "--json").stdout)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"Data root: {root}\n# researcher prices ({run_id}): cancelled")
+    assert done.stdout.startswith(f'Data root: {root}\n# researcher "prices" ({run_id}): cancelled')
     assert "Ended as cancelled: cancelled on request" in done.stdout
     assert "first note" in done.stdout
     assert (process.returncode, "Ended as cancelled" in out, errors.count("Traceback")) == (15, True, 0)
     [request] = [entry.content for entry in read_log(root, "CancelRequested")]
     assert (request["by"], request["reason"]) == ("person", "found it myself")
     assert again.returncode == 0
-    assert f"researcher prices ({run_id}) had ended before: cancelled." in again.stderr
+    assert f'researcher "prices" ({run_id}) had ended before: cancelled.' in again.stderr
     assert (as_json["ended_before"], as_json["runs"][0]["task_id"]) == ([run_id], "T-1")
     assert len(read_log(root, "RunEnded")) == 1
     assert_intact(root)
@@ -161,11 +161,13 @@ async def test_a_sent_message_is_read_before_the_next_turn_and_logged_with_its_s
             waited = await told(root, "wait", run)
             late = await told(root, "send", run, "too late", "--json")
     assert (early.returncode, key.returncode, late.returncode) == (10, 2, 10)
-    assert f"researcher prices ({run}) waits for approval; to change it, cancel it and propose it again" in early.stderr
-    assert f"researcher prices ({run}) has ended; ask on with `ava run --context-from`" in late.stderr
+    assert (
+        f'researcher "prices" ({run}) waits for approval; to change it, cancel it and propose it again' in early.stderr
+    )
+    assert f'researcher "prices" ({run}) has ended; ask on with `ava run --context-from`' in late.stderr
     assert "message: it contains what looks like a key" in key.stderr
     assert sent.returncode == 0, sent.stderr
-    assert f"researcher prices ({run}) reads it before its next turn." in sent.stdout
+    assert f'researcher "prices" ({run}) reads it before its next turn.' in sent.stdout
     assert "Only this year, " in json.dumps(models.requests[1].json["messages"])
     assert (waited.returncode, "Twelve cents a minute." in waited.stdout) == (0, True)
     terminals = [entry.session for entry in read_log(root, "SessionStart") if entry.content["transport"] == "terminal"]
@@ -250,7 +252,8 @@ def test_ctrl_c_ends_only_the_wait_and_a_terminal_shows_the_activity(root: Path,
         run_id = started(root)
         with run_on_terminal(root, "wait", run_id) as screen:
             shown = screen.until_shown(lambda lines: any(line.endswith(" Thinking") for line in lines))
-            assert f"researcher prices ({run_id})" in shown and "  Taking a note" in shown, "what it did before, too"
+            assert f'researcher "prices" ({run_id})' in shown
+            assert "  Taking a note" in shown, "what it did before, too"
             screen.interrupt()
             assert screen.ended() == 130
         assert "The wait was ended; the runs were not." in screen.text

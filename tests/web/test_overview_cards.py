@@ -121,12 +121,12 @@ async def test_a_plan_is_called_by_its_name_and_steps(tmp_path: Path) -> None:
         unnamed = await lab.call("spawn_subagent", steps=steps)
         named = await lab.call("spawn_subagent", steps=steps, name="Contracts")
         overview = unescape((await browser.get("/")).text)
-        assert "Plan of 2 steps: find, write" in overview
-        assert 'Plan "Contracts", 2 steps: find, write' in overview and "List the contracts." not in overview
+        assert 'Plan of 2 steps: "find", "write"' in overview
+        assert 'Plan "Contracts", 2 steps: "find", "write"' in overview and "List the contracts." not in overview
         page = unescape((await browser.get(f"/subagents/{named.group_id}")).text)
-        assert '<h1 class="task" dir="auto">Plan "Contracts", 2 steps: find, write</h1>' in page
+        assert '<h1 class="task" dir="auto">Plan "Contracts", 2 steps: "find", "write"</h1>' in page
         listed = unescape((await browser.get("/subagents")).text)
-        assert listed.count("2 steps: find, write") == 2 and unnamed.group_id in listed
+        assert listed.count('2 steps: "find", "write"') == 2 and unnamed.group_id in listed
 
 
 async def test_several_cards_are_marked_for_one_look_together(tmp_path: Path) -> None:

@@ -320,7 +320,9 @@ async def test_the_steps_of_a_plan_have_their_times_on_an_axis_that_ends_now(tmp
         page = await shown(browser, f"/subagents/{proposed.group_id}")
         log = (await browser.get("/events")).text
         gate.released.set()
-        assert "&#34;sum&#34; begun" in log and re.search(r"<bdi>sum \(S-\w{6}\)</bdi></a>", log), "named as no verb"
+        assert "&#34;sum&#34; begun" in log and re.search(r"<bdi>&#34;sum&#34; \(S-\w{6}\)</bdi></a>", log), (
+            "named as no verb"
+        )
         drawn = re.findall(r'viewBox="0 0 (\d+) 8".*?x="(\d+)" width="(\d+)".*?<small>(.*?)</small>', page)
         [(axis, at, wide, find), (same, later, longer, running)] = drawn[:2]
         assert axis == same and int(at) + int(wide) <= int(later) + int(axis) // 250 + 1, "one begins after the other"
@@ -338,10 +340,10 @@ async def test_a_step_says_the_states_of_its_runs_only_where_they_say_more() -> 
     assert not replace(step, state="running").tells_more("running")
     assert replace(step, state="running").tells_more("queued")
     one = replace(step, state="running", run_ids=(("S-000001", "running"),))
-    assert replace(one, runs={"running": 1}).line == "find: running, S-000001"
-    assert replace(one, runs={"queued": 1}).line == "find: running, queued, S-000001"
+    assert replace(one, runs={"running": 1}).line == 'Step "find": running, S-000001'
+    assert replace(one, runs={"queued": 1}).line == 'Step "find": running, queued, S-000001'
     several = replace(step, state="running", items=3, runs={"done": 1, "running": 2})
-    assert several.line == "find: running, 1 of 3 done, 2 running"
+    assert several.line == 'Step "find": running, 1 of 3 done, 2 running'
 
 
 async def test_a_plan_that_is_partly_done_says_in_words_and_once_what_is_missing(tmp_path: Path) -> None:
@@ -361,7 +363,7 @@ async def test_a_plan_that_is_partly_done_says_in_words_and_once_what_is_missing
         head = page.partition('id="live"')[2].partition("</div>")[0]
         assert "1 of 2 steps done" in head and "tool call" not in head, "a plan has no turns and no calls of its own"
         result = page.partition('<section id="result"')[2].partition("</section>")[0]
-        assert result.count("incomplete: total") == 1 and "null" not in result
+        assert result.count('incomplete: the step "total"') == 1 and "null" not in result
 
 
 async def test_a_cancelled_run_says_once_that_its_cost_is_not_known(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from ava_server.approval.resolve_plan import change_plan
 from ava_server.approval.shown import approval_line
 from ava_server.approval.summary import DayLeft, several_line
 from ava_server.approval.together import StartedTogether, plan_of
+from ava_server.core.names import named_all, quote_name
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import RunConfig, StepConfig, config_of, paid_runs
 from ava_server.run_config.run_cap import CAPS, COST, TIME, RunCap
@@ -454,7 +455,8 @@ def _change_run(config: RunConfig, requested: Mapping[str, Any]) -> dict[str, An
         )
     for name in blocked:
         if name not in config.tools:
-            return f"changes: it has no tool {name[:60]!r} to block; it has {', '.join(config.tools)}"
+            tools = named_all("tool", config.tools, len(config.tools))
+            return f"changes: it has no tool {quote_name(name)} to block; it has {tools}"
     if blocked:
         changes["tools"] = [name for name in config.tools if name not in blocked]
     return changes
@@ -587,7 +589,8 @@ def lowered_by_call(checked: CheckedApproval) -> tuple[str, ...]:
         remaining = {step.id for step in after.steps}
         dropped = [step.id for step in before.steps if step.id not in remaining]
         if dropped:
-            sentences.append(f"`changes` dropped {', '.join(dropped)}{of}: what needs a dropped step goes with it.")
+            steps = named_all("step", dropped, len(dropped))
+            sentences.append(f"`changes` dropped {steps}{of}: what needs a dropped step goes with it.")
     return tuple(sentences)
 
 

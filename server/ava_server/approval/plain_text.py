@@ -6,15 +6,13 @@ import re
 import unicodedata
 from functools import lru_cache
 
+from ava_server.core.names import QUOTES
+
 TASK_CHARS = 120
 """Characters of a task in an approval line, a list and a table."""
 COMMAND_CHARS = 2_000
 """A command line is shown completely: this is the longest that role files and calls may give."""
 _PLAIN_PATH = re.compile(r"[\w./@+=-]{1,120}", re.ASCII)
-_QUOTES = dict.fromkeys(map(ord, '"“”„‟«»＂″‴‶〝〞〟❝❞ʺ˝״⹂🙶🙷🙸'), "'")
-"""Characters that a reader may take for the end of a quotation."""
-_BRACKETS = dict.fromkeys(map(ord, "()（）﹙﹚⁽⁾₍₎❨❩⸨⸩"), "'")
-"""Characters that a reader may take for the end of a name."""
 _TYPOGRAPHY = {
     ord(char): plain
     for plain, chars in {"'": "‘’‚‛ʼ′", '"': "“”„‟", "-": "‐‑‒–—―−", "...": "…"}.items()
@@ -68,12 +66,7 @@ def quoted(text: str, most: int) -> str:
 
 def inner_quotes(text: str) -> str:
     """Return a text in which nothing closes the quotation around it."""
-    return text.translate(_QUOTES)
-
-
-def inner_brackets(name: str) -> str:
-    """Return a name in which nothing closes the brackets around it, or a quotation."""
-    return name.translate(_QUOTES | _BRACKETS)
+    return text.translate(QUOTES)
 
 
 def named_path(path: str, most: int = COMMAND_CHARS) -> str:

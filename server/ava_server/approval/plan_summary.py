@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from pydantic import BaseModel
@@ -34,7 +35,7 @@ from ava_server.approval.summary import (
     reach_rows,
 )
 from ava_server.core.ids import IN_PROCESS
-from ava_server.core.names import named
+from ava_server.core.names import named, named_all, quote_name, quote_names
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import RunConfig, StepConfig
 from ava_server.run_config.run_cap import caps_text
@@ -46,8 +47,10 @@ MOST_TOLD = 20
 NAME_CHARS = 60
 SLOTS = 4
 """Runs at once by which the likely time of a plan is estimated; see `running_per_user` in config.toml."""
-_NAME = dict.fromkeys(map(ord, ":$,;\"'"), " ")
+_SIGNS = dict.fromkeys(map(ord, ":$,;\"'"), " ")
 """Characters by which a plan's name could look like the rest of its line."""
+_SIGNS_OF_OTHERS = ("P", "Sc", "Sm", "Sk")
+"""Unicode's categories of punctuation and of signs outside ASCII, among which many look like one in ASCII."""
 
 
 def plan_size(config: RunConfig) -> str:
@@ -62,13 +65,26 @@ def plan_line(config: RunConfig, brief: Brief) -> str:
     """Return the line that an approval must repeat exactly: size, caps, reach, and the beginning of the first task."""
     what = "plan"
     if config.name:
-        what += f" {one_line(config.name.translate(_NAME), NAME_CHARS)}"
+        what += f" {quote_name(_name_in_line(config.name))}"
     runners = sorted({step.config.runner for step in config.steps} - {IN_PROCESS})
     if runners:
         what += f" by {' and '.join(runners)}"
     caps = caps_text(config.cost_cap(), config.timeout_s)
     first = brief.of_step(config.steps[0].id)
     return plain_line(f"{what}: {plan_size(config)}, {caps}, {config.reach}: {task_excerpt(first.task)}")
+
+
+def _name_in_line(name: str) -> str:
+    """Return a plan's name without signs that look like a colon, a comma or a price, also in other scripts."""
+    plain = unicodedata.normalize("NFKC", name).translate(_SIGNS)
+    chars: list[str] = []
+    for char in plain:
+        is_sign = unicodedata.category(char).startswith(_SIGNS_OF_OTHERS) or char in _LETTERS_LIKE_COLONS
+        chars.append(" " if is_sign and not char.isascii() else char)
+    return one_line("".join(chars), NAME_CHARS)
+
+
+_LETTERS_LIKE_COLONS = "ːˑׅ։"
 
 
 def plan_reach(steps: Sequence[tuple[RunConfig, Collection[ToolSpec]]]) -> str:
@@ -320,8 +336,10 @@ def reused_lines(config: RunConfig, now_us: int) -> list[str]:
         if not step.reused:
             continue
         oldest_s = max(0, now_us - min(run.ended_us for run in step.reused)) / US_PER_S
-        runs = _names([run.id for run in step.reused])
-        lines.append(f"{step.id}: the result of {runs}, at most {format_duration(oldest_s)} old, counts again.")
+        runs = _listed([run.id for run in step.reused])
+        lines.append(
+            f"Step {quote_name(step.id)}: the result of {runs}, at most {format_duration(oldest_s)} old, counts again."
+        )
     return lines
 
 
@@ -335,8 +353,8 @@ def _attention(config: RunConfig, brief: Brief, day: DayLeft) -> Iterator[str]:
     for step in config.steps:
         if step.repeats:
             yield (
-                f"{step.id} may have changed things outside already ({_names(step.repeats)}), and does it again: look"
-                " there first, or drop it."
+                f"Step {quote_name(step.id)} may have changed things outside already ({_listed(step.repeats)}), and"
+                " does it again: look there first, or drop it."
             )
     yield from _flows(config)
     yield from _unfilled_lines(config, brief)
@@ -387,8 +405,9 @@ def _flows(config: RunConfig) -> Iterator[str]:
             known += [name for name in later_senders if name not in known]
     for private, names in readers.items():
         read = "reads" if len(names) == 1 else "read"
-        through = _names(senders[private], MOST_IN_ROW)
-        yield f"What {_names(names, MOST_IN_ROW)} {read} ({private}) can leave this machine through {through}."
+        readers_named = named_all("step", names, MOST_IN_ROW)
+        through = named_all("step", senders[private], MOST_IN_ROW)
+        yield f"What {readers_named} {read} ({private}) can leave this machine through {through}."
 
 
 def _after(steps: Sequence[StepConfig]) -> dict[str, set[str]]:
@@ -422,13 +441,12 @@ def _step_topics(config: RunConfig, brief: Brief) -> dict[str, list[str]]:
 def _with_steps(names: Sequence[str], line: str, steps: int) -> str:
     if len(names) == steps and steps > 1:
         return f"Each step: {line}"
-    return f"{_names(names)}: {line}"
+    step = "Step" if len(names) == 1 else "Steps"
+    return f"{step} {quote_names(names, MOST_TOLD)}: {line}"
 
 
-def _names(names: Sequence[str], most: int = MOST_TOLD) -> str:
-    if len(names) > most:
-        return f"{', '.join(names[:most])} and {len(names) - most} more"
-    return ", ".join(names)
+def _listed(run_ids: Sequence[str]) -> str:
+    return list_names(run_ids, MOST_TOLD)
 
 
 # -- the steps --------------------------------------------------------------------------------------------------------
@@ -440,16 +458,16 @@ def step_rows(config: RunConfig, brief: Brief) -> list[str]:
 
 
 def step_row(step: StepConfig, brief: Brief) -> str:
-    row = f"{step.id}: {step.config.role}"
+    row = f"Step {quote_name(step.id)}: {step.config.role}"
     if not step.new_runs:
         row += ", done before"
     elif step.foreach is not None:
-        row += f", up to {step.new_runs:,} runs, one for each of {step.foreach.text}"
+        row += f", up to {step.new_runs:,} runs, one for each of {quote_name(step.foreach.text)}"
     row += f", {caps_text(step.config.cost_cap(), step.config.timeout_s)}"
     if step.foreach is not None:
         row += " each"
     if step.needs:
-        row += f", after {', '.join(step.needs)}"
+        row += f", after {named_all('step', step.needs, len(step.needs))}"
     if step.if_fails in _FAILS:
         row += f"; {_FAILS[step.if_fails]}"
     return f"{row}: {quoted(brief.task, SHOWN_CHARS)}"
@@ -481,7 +499,7 @@ def step_summary(step: StepConfig, brief: Brief) -> StepSummary:
     if step.foreach is not None:
         role += f" x {step.new_runs:,}"
         cost += " each"
-        notes.append(f"one run for each of {step.foreach.text}")
+        notes.append(f"one run for each of {quote_name(step.foreach.text)}")
     if not step.new_runs:
         role += ", done before"
     if step.if_fails in _FAILS:
@@ -514,9 +532,9 @@ def short_steps(config: RunConfig, brief: Brief, most: int) -> list[str]:
 def _folded_steps(steps: Sequence[StepConfig]) -> str:
     """Return a line for like steps in a row, without their task."""
     first = steps[0]
-    line = first.id
+    line = f"Step {quote_name(first.id)}"
     if len(steps) > 1:
-        line += f" to {steps[-1].id} ({len(steps)} steps)"
+        line = f"Steps {quote_name(first.id)} to {quote_name(steps[-1].id)} ({len(steps)} steps)"
     line += f": {first.config.role}"
     if not first.new_runs:
         line += ", done before"
@@ -524,7 +542,7 @@ def _folded_steps(steps: Sequence[StepConfig]) -> str:
         line += f" x {first.new_runs:,}"
     line += f", {caps_text(first.config.cost_cap())}"
     if first.needs:
-        line += f", after {_names(first.needs)}"
+        line += f", after {named_all('step', first.needs, MOST_TOLD)}"
     return line
 
 

@@ -36,7 +36,6 @@ from ava_server.approval.summary import (
     SummaryRow,
     likely_cost,
     message_of,
-    plain_name,
     several_line,
     several_note,
     warnings,
@@ -44,6 +43,7 @@ from ava_server.approval.summary import (
 from ava_server.budget import user_limits
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import AGENT
+from ava_server.core.names import named
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import RunConfig, config_of
 from ava_server.run_config.digest import digest
@@ -490,7 +490,7 @@ def _client_of(began: SessionStart | None) -> str:
 
 def _whole_texts(brief: Brief) -> Iterator[WholeText]:
     for part in brief.steps or (brief,):
-        of = f" of {part.step}" if part.step is not None else ""
+        of = f" of {named('step', part.step)}" if part.step is not None else ""
         for name, text in (("task", part.task), ("context", part.context), ("instructions", part.system_prompt)):
             if text:
                 yield WholeText(name=f"{name}{of}", text=text[:WHOLE_CHARS], chars=len(text))
@@ -520,7 +520,7 @@ def _summary(config: RunConfig, brief: Brief, rows: Sequence[SummaryRow]) -> Pro
         reach=config.reach,
         powers=_powers(config),
         warnings=warnings(rows),
-        name=plain_name(config),
+        name=config.name or "",
         steps=tuple(step_summary(step, brief.of_step(step.id)) for step in config.steps),
     )
 

@@ -13,8 +13,9 @@ from ava_roles import BUILT_IN_SOURCE
 from ava_roles.tool import ToolSpec
 from ava_server.approval.plan_summary import longest_path_s, plan_reach
 from ava_server.approval.requests import PlanArgs
-from ava_server.approval.steps import ITEM, PlannedStep
+from ava_server.approval.steps import ITEM, MOST_NAMED, PlannedStep
 from ava_server.core.errors import BadInput
+from ava_server.core.names import named, named_all, quote_name
 from ava_server.models.prices import Price
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import PLAN, ReusedRun, RunConfig, StepConfig
@@ -125,8 +126,8 @@ def _cost_cap(args: PlanArgs, resolved: Sequence[ResolvedStep], works: Sequence[
         least = one.config.least_micros
         if runs and most_micros < least:
             raise BadInput(
-                f"max_cost_cents: {format_usd(int(most_micros), exact=True)} buys no useful work for step {one.step.id}"
-                f" with {one.config.model}; give {format_usd(least)} or more"
+                f"max_cost_cents: {format_usd(int(most_micros), exact=True)} buys no useful work for"
+                f" {named('step', one.step.id)} with {one.config.model}; give {format_usd(least)} or more"
             )
     return int(most_micros)
 
@@ -239,7 +240,7 @@ def change_plan(config: RunConfig, requested: Mapping[str, Any]) -> dict[str, An
     for step in steps:
         if not step.config.free and cost_cap < step.config.least_micros:
             return (
-                f"changes: a cost cap of {COST.text(cost_cap)} buys no useful work for step {step.id} with"
+                f"changes: a cost cap of {COST.text(cost_cap)} buys no useful work for {named('step', step.id)} with"
                 f" {step.config.model}; give {format_usd(step.config.least_micros)} or more"
             )
     return changes
@@ -267,7 +268,7 @@ def _drop_steps(steps: tuple[StepConfig, ...], names: Collection[str]) -> tuple[
     known = [step.id for step in steps]
     for name in names:
         if name not in known:
-            return f"changes: it has no step {name[:60]!r} to drop; it has {', '.join(known)}"
+            return f"changes: it has no step {quote_name(name)} to drop; it has {named_all('step', known, MOST_NAMED)}"
     dropped = set(names)
     remaining: list[StepConfig] = []
     for step in steps:  # a step comes after all that it needs
@@ -287,7 +288,8 @@ def _block_tools(steps: tuple[StepConfig, ...], blocked: Collection[str]) -> tup
         known.update(step.config.tools)
     for name in blocked:
         if name not in known:
-            return f"changes: no step has a tool {name[:60]!r} to block; they have {', '.join(sorted(known))}"
+            tools_there = named_all("tool", sorted(known), MOST_NAMED)
+            return f"changes: no step has a tool {quote_name(name)} to block; they have {tools_there}"
     restricted: list[StepConfig] = []
     for step in steps:
         tools = tuple(name for name in step.config.tools if name not in blocked)

@@ -34,6 +34,7 @@ from ava_server.approval.summary import (
     task_starts,
 )
 from ava_server.core.errors import BadInput
+from ava_server.core.names import named_all
 from ava_server.run_config.config import RunConfig
 from ava_server.run_config.run_cap import COST, TIME, TOKENS, RunCap
 
@@ -301,7 +302,7 @@ def _proposal_part(member: ProposalChange, day: DayLeft) -> str:
     message = proposal_message(member.changed, member.brief, day)
     blocked = sorted(_tools_of(member.config) - _tools_of(member.changed))
     if blocked:
-        message += f"\nTaken away: {', '.join(blocked)}."
+        message += f"\nTaken away: {named_all('tool', blocked, len(blocked))}."
     return message
 
 

@@ -25,7 +25,7 @@ from ava_server.approval.host_habits import DEEPEST, read_habits
 from ava_server.approval.requests import PlanArgs, RunArgs, SpawnArgs, WholeNumber, sentence_of, show_value
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import nearest
-from ava_server.core.names import named, quote_name
+from ava_server.core.names import named, quote_name, quote_names
 from ava_server.models.json_text import deeper_than
 from ava_server.run_config.config import IfFails, StepInput
 
@@ -36,6 +36,8 @@ MOST_RUNS = 1_000
 """Most runs of a plan; each `at_most` counts in full."""
 MOST_REFERENCES = 50
 """Most references in the task of one step."""
+MOST_NAMED = 40
+"""Names that a fault lists of those there are."""
 MOST_FAULTS = 10
 """Faults that one refusal names; the rest are counted."""
 ITEM = "item"
@@ -205,7 +207,8 @@ class StepFaults:
         self._faults: list[str] = []
 
     def add(self, step: str, what: object) -> None:
-        self._faults.append(f"step {step}: {what}")
+        name = quote_name(step) if _ID.fullmatch(step) else step
+        self._faults.append(f"step {name}: {what}")
 
     def add_of_plan(self, what: str) -> None:
         """Note a fault of no single step."""
@@ -296,7 +299,9 @@ def _fault(error: Any) -> str:
 
 def _near(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
+    if close:
+        return f"did you mean {quote_name(close[0])}?"
+    return f"there are {quote_names(sorted(known), MOST_NAMED)}"
 
 
 # -- edges ------------------------------------------------------------------------------------------------------------
@@ -465,13 +470,14 @@ def _foreach_of(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFault
     if source.field is None:
         faults.add(
             step.id,
-            f"foreach: {source.step} is one result, no list; give it an output_schema with a list, and write"
-            f" {source.step}.its_field",
+            f"foreach: {named('step', source.step)} has one result, no list; give it an output_schema with a list, and"
+            f" write {source.step}.its_field",
         )
     elif _type_of(other, source.field) != "array":
         faults.add(
             step.id,
-            f"foreach: {source.text} is not a list by the output_schema of {source.step}; declare it as"
+            f"foreach: {quote_name(source.text)} is not a list by the output_schema of {named('step', source.step)};"
+            " declare it as"
             ' {"type": "array", "items": {…}}',
         )
     return source
@@ -487,14 +493,16 @@ def _check_source(step: str, where: str, source: StepInput, by_id: Mapping[str, 
     if other.output_schema is None:
         faults.add(
             step,
-            f"{where}: {source.step} has no output_schema, so its result has no fields; write {{{{{source.step}}}}}, or"
-            f" give it an output_schema with {source.field}",
+            f"{where}: {named('step', source.step)} has no output_schema, so its result has no fields; write"
+            f" {{{{{source.step}}}}}, or give it an output_schema with {quote_name(source.field)}",
         )
         return False
     declared = _fields_of(other)
     if declared and source.field not in declared:
         faults.add(
-            step, f"{where}: the output_schema of {source.step} has no {source.field}; {_near(source.field, declared)}"
+            step,
+            f"{where}: the output_schema of {named('step', source.step)} has no field {quote_name(source.field)};"
+            f" {_near(source.field, declared)}",
         )
         return False
     if not declared and _has_filter(source):
@@ -510,7 +518,7 @@ def _check_known(step: str, where: str, name: str, by_id: Mapping[str, StepArgs]
     if name in faults.unread:
         return False
     if name not in by_id:
-        faults.add(step, f"{where}: there is no step {show_value(name)}; {_near(name, by_id)}")
+        faults.add(step, f"{where}: there is no step {quote_name(name)}; {_near(name, by_id)}")
         return False
     return True
 
@@ -551,4 +559,4 @@ def _cycle(steps: Sequence[PlannedStep], placed: set[str]) -> str:
     while needs[path[-1]] not in path:
         path.append(needs[path[-1]])
     circle = path[path.index(needs[path[-1]]) :]
-    return " needs ".join([*circle, circle[0]]) + ", so none of them can start"
+    return " needs ".join([named("step", name) for name in (*circle, circle[0])]) + ", so none of them can start"

@@ -12,7 +12,6 @@ from ava_roles.tool import ToolSpec
 from ava_roles.wrap import list_names
 from ava_server.approval.plain_text import (
     COMMAND_CHARS,
-    inner_brackets,
     inner_quotes,
     named_path,
     one_line,
@@ -22,6 +21,7 @@ from ava_server.approval.plain_text import (
 )
 from ava_server.approval.reach import PATH_CHARS, PATHS, sees_files
 from ava_server.core.ids import IN_PROCESS
+from ava_server.core.names import named, quote_name, quote_names
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import OUTLINE_TURNS, RunConfig
 from ava_server.run_config.parts import (
@@ -160,11 +160,6 @@ def task_starts(tasks: Sequence[str]) -> list[str]:
     return ["  ".join(starts[first : first + in_a_row]) for first in range(0, len(starts), in_a_row)]
 
 
-def plain_name(config: RunConfig) -> str:
-    """Return a run's name as it stands in brackets; empty without one."""
-    return inner_brackets(config.name or "")
-
-
 def likely_cost(config: RunConfig) -> str:
     """Return what half of the similar runs cost less than; empty where that is not known, or the cap."""
     if config.estimate is None or config.estimate.half_micros is None:
@@ -278,8 +273,8 @@ def warnings(rows: Iterable[SummaryRow]) -> tuple[str, ...]:
 
 def _task_line(config: RunConfig, brief: Brief) -> str:
     task = quoted(brief.task, SHOWN_CHARS)
-    name = f" ({plain_name(config)})" if config.name else ""
-    return f"Ava wants to start a {config.role}: {task}{name}."
+    name = f", named {quote_name(config.name)}" if config.name else ""
+    return f"Ava wants to start a {config.role}{name}: {task}."
 
 
 def _where_line(config: RunConfig) -> str:
@@ -473,7 +468,7 @@ def _reach_topics(config: RunConfig, brief: Brief) -> Iterator[Topic]:
 
 def _coding_lines(coding: Coding) -> list[str]:
     """Return what a person has to know about work on their repository: where, on what, and what decides."""
-    branch = named_path(coding.branch) if coding.branch else "detached HEAD"
+    branch = named("branch", coding.branch) if coding.branch else "detached HEAD"
     repository = f"{named_path(coding.repository)}, from commit {coding.base[:12]} ({branch})"
     may_change = "all of it."
     if coding.namespace != (".",):
@@ -518,9 +513,9 @@ def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
             reads.append(own_name)
     tools: list[str] = []
     if reads:
-        tools.append(f"it says that these only read: {list_names(reads, READS_SHOWN)}")
+        tools.append(f"it says that these tools only read: {quote_names(reads, READS_SHOWN)}")
     if changes:
-        tools.append(f"can change things: {', '.join(changes)}")
+        tools.append(f"can change things with the tools {quote_names(changes, len(changes))}")
     if not tools:
         return f"MCP server {name}: none of its tools is left."
     confined = "; ".join([use.where, *_server_confinement(use, config.confinement)])
@@ -680,7 +675,8 @@ def _limit_lines(config: RunConfig, day: DayLeft) -> list[str]:
     elif config.plan:
         lines.append("It does not plan first, because there is no language model to do it.")
     if config.labels:
-        lines.append(f"It runs only on a machine with these labels: {', '.join(config.labels)}.")
+        labels = quote_names(config.labels, len(config.labels))
+        lines.append(f"It runs only on a machine with these labels: {labels}.")
     if config.background:
         lines.append("It continues within these limits if you close the host or terminal.")
     if config.questions > 1:

@@ -39,6 +39,7 @@ from ava_server.core.commands import advice
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id, read_span, state_words
+from ava_server.core.names import quote_name
 from ava_server.render.reasons import reason_words
 from ava_server.render.report import NOT_FAILED, Report, TableRow, part_table, period_table, report_json, report_of
 
@@ -477,7 +478,8 @@ def _decisions_screen(decisions: Decisions, since_us: int, until_us: int) -> Non
 
 
 def _decision_text(one: MadeDecision) -> str:
-    text = f"{one.run_id} {one.name or one.role}: {one.decision}"
+    name = quote_name(one.name) if one.name else one.role
+    text = f"{one.run_id} {name}: {one.decision}"
     if one.cap:
         text += f", {one.cap}"
     if one.cost_micros is not None:

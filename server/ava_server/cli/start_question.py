@@ -19,6 +19,7 @@ from ava_server.approval.decide import FoldedScreen
 from ava_server.cli import terminal
 from ava_server.cli.terminal import aligned, cells, cut, one_line, wrapped_lines
 from ava_server.core.ids import model_words
+from ava_server.core.names import quote_name
 
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending, ProposalSummary, WholeText
@@ -309,7 +310,7 @@ def _what(one: Pending, summary: ProposalSummary) -> str:
         return " ".join(one.topics.get("What", ()))
     from ava_server.approval.plain_text import quoted
 
-    name = f" ({summary.name})" if summary.name else ""
+    name = f", named {quote_name(summary.name)}" if summary.name else ""
     return f"{summary.role}: {_without_count(quoted(one.whole[0].text, TASK_SHOWN))}{name}"
 
 
@@ -495,7 +496,7 @@ def _task_in_row(summary: ProposalSummary, room: int) -> tuple[str, int]:
     """Return the beginning of a task in a row, and how many characters of the task those are at most."""
     words = _without_count(summary.task)
     if summary.steps:
-        named = f" {one_line(summary.name)}" if summary.name else ""
+        named = f" {quote_name(summary.name)}" if summary.name else ""
         words = f"plan{named} of {counted(len(summary.steps), 'step')}: {summary.steps[0].task}"
     shown = cut(words, room)
     whole = shown == words

@@ -11,6 +11,7 @@ from datetime import tzinfo
 from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, WAITING, RunRow
 from ava_audit.units import now_us, parse_time
 from ava_server.core.errors import BadInput
+from ava_server.core.names import quote_name
 
 AGENT = "ava"
 """The orchestrator's agent id in the log."""
@@ -112,7 +113,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 
 def label(run: RunRow) -> str:
-    return f"{run.role} {run.name} ({run.id})" if run.name else f"{run.role} {run.id}"
+    return f"{run.role} {quote_name(run.name)} ({run.id})" if run.name else f"{run.role} {run.id}"
 
 
 _STATE_WORDS = {

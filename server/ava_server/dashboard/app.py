@@ -28,6 +28,7 @@ from ava_server.cli.status_overview import Overview, OverviewReader, SandboxProb
 from ava_server.cli.status_page import ListRow
 from ava_server.cli.terminal import named_root, tell
 from ava_server.core.errors import leaves_of
+from ava_server.core.ids import label
 from ava_server.core.shutdown import ending_signals
 from ava_server.core.threads import read_apart, received
 from ava_server.dashboard.live import LivePage
@@ -175,7 +176,7 @@ class StatusApp(App[int]):
     def action_log(self) -> None:
         run = self._run()
         if run is not None and not isinstance(self.screen, LogScreen | QuestionScreen):
-            self._open(LogScreen(self, f"Log of {run.row.name or run.row.role} {run.row.id}", run.row.id))
+            self._open(LogScreen(self, f"Log of {label(run.row)}", run.row.id))
 
     def action_help(self) -> None:
         if type(self.screen) is not TextScreen:

@@ -19,6 +19,7 @@ from ava_roles.wrap import clean
 from ava_server.approval.channels import WAYS
 from ava_server.core.errors import key_shapes
 from ava_server.core.ids import AGENT
+from ava_server.core.names import quote_name
 from ava_server.models.surcharges import named_words
 
 BOOKKEEPING = (
@@ -166,7 +167,7 @@ def _mentioned(entry: Entry) -> Iterator[str]:
 
 
 def named(run_id: str, name: str | None) -> str:
-    return f"{name} ({run_id})" if name else run_id
+    return f"{quote_name(name)} ({run_id})" if name else run_id
 
 
 def is_trouble(entry: Entry) -> bool:

@@ -13,6 +13,7 @@ from ava_audit.units import format_usd
 from ava_audit.view import View
 from ava_roles.wrap import clean, one_line
 from ava_server.approval.plain_text import task_excerpt
+from ava_server.core.names import named_all, quote_name, quote_names
 from ava_server.render.state_look import LOOKS, StateLook, look_of
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import StepConfig, config_of
@@ -38,7 +39,6 @@ MOST_LINES, LINE_CHARS = 20, 160
 """Most lines of a plan in an answer, and characters of one; the plan's resource and page have all of it."""
 MOST_NAMED = 6
 """Most steps that the title of a plan names."""
-NAME_CHARS = 60
 GIVEN = "given before; check_subagent with subagent_id {} has it"
 """What stands in a plan's result for one that was given before."""
 
@@ -95,7 +95,7 @@ class StepView:
 
     @property
     def line(self) -> str:
-        """`find: done, S-7f3a2b, $0.01`; of several runs `read: running, 3 of 20 done, 1 running, $0.12`."""
+        """`Step "find": done, S-7f3a2b, $0.01`; of several runs `…: running, 3 of 20 done, 1 running, $0.12`."""
         parts: list[str] = [self.state]
         if self.items == 1:
             parts += [state for state in self.runs if state in _STANDS_STILL]
@@ -109,8 +109,8 @@ class StepView:
         if self.cost_micros:
             parts.append(format_usd(self.cost_micros))
         if self.state == "waiting" and self.needs:
-            parts.append(f"after {', '.join(self.needs)}")
-        text = f"{self.id}: {', '.join(parts)}"
+            parts.append(f"after {named_all('step', self.needs, len(self.needs))}")
+        text = f"Step {quote_name(self.id)}: {', '.join(parts)}"
         reasons: list[str] = []
         if self.why:
             reasons.append(self.why)
@@ -183,16 +183,13 @@ class PlanView:
 
 
 def plan_title(name: str, step_ids: Sequence[str]) -> str:
-    """Return what a plan is: `Plan "Contracts", 3 steps: find, read, write`; an unnamed one begins with its steps."""
+    """Return what a plan is: `Plan "Contracts", 3 steps: "find", "read"`; an unnamed one begins with its steps."""
     number = len(step_ids)
     steps = "1 step" if number == 1 else f"{number:,} steps"
-    named = ", ".join(step_ids[:MOST_NAMED])
-    if number > MOST_NAMED:
-        named = f"{named} and {number - MOST_NAMED} more"
+    ids = quote_names(step_ids, MOST_NAMED)
     if name:
-        shown = one_line(name, NAME_CHARS).replace('"', "'")
-        return f'Plan "{shown}", {steps}: {named}'
-    return f"Plan of {steps}: {named}"
+        return f"Plan {quote_name(name)}, {steps}: {ids}"
+    return f"Plan of {steps}: {ids}"
 
 
 def task_words(run: RunRow, brief: Brief) -> str:

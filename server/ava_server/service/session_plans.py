@@ -24,9 +24,10 @@ from ava_server.approval.requests import PlanArgs, read_context_runs
 from ava_server.approval.resolve import resolve_run_config
 from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.resolve_plan import KnownWork, ResolvedStep, earlier_of, resolve_plan
-from ava_server.approval.steps import PlannedStep, StepFaults, escape_braces
+from ava_server.approval.steps import MOST_NAMED, PlannedStep, StepFaults, escape_braces
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
 from ava_server.core.ids import label
+from ava_server.core.names import quote_name, quote_names
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import ReusedRun, RunConfig, StepConfig, config_of
 from ava_server.run_config.parts import EarlierRun
@@ -105,7 +106,8 @@ class PlanResolver(Operations):
             raise Refused(f"the steps were not checked within {RESOLVE_S:g} s: a folder or a server is slow") from None
         for name in args.again or ():
             if name not in by_id:
-                faults.add_of_plan(f"again: there is no step {name[:60]!r}; there are {', '.join(by_id)}")
+                ids = quote_names(list(by_id), MOST_NAMED)
+                faults.add_of_plan(f"again: there is no step {quote_name(name)}; there are {ids}")
                 break
         faults.refuse()
         return resolved, contexts[_context_key(steps[0])]

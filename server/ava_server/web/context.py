@@ -29,6 +29,7 @@ from ava_server.config.pin import PinFile
 from ava_server.config.sign_in import SESSION_US
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import model_named, model_words, state_words
+from ava_server.core.names import quote_name
 from ava_server.render.reasons import reason_words
 from ava_server.render.result import UntrustedText
 from ava_server.render.state_look import look_of
@@ -336,6 +337,7 @@ def environment() -> Environment:
     made.filters.update(ago=ago, when=when, usd=format_usd, usd4=usd4, duration=format_duration)
     made.filters.update(state=state_words, model=model_words, reason=reason_words)
     made.filters.update(model_named=model_named, meaning=meaning)
+    made.filters["quote_name"] = quote_name
     made.filters["day"] = _day_after_epoch
     made.filters["budget"] = budget_words
     made.filters["look"] = cast("Any", look_of)

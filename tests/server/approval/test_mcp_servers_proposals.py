@@ -49,7 +49,7 @@ async def test_a_tool_that_is_not_read_only_requires_its_exact_name(tmp_path: Pa
         assert foreign(answer) == {"write", "burn", "add"}
         assert "can use the MCP server lab (can change things)" in answer.approval_line
         line = next(line for line in answer.message.splitlines() if line.startswith("MCP server lab"))
-        assert "can change things: write, burn" in line and "only read: add" in line
+        assert 'can change things with the tools "write", "burn"' in line and 'only read: "add"' in line
         assert "without a network" in line and "sees none of your folders" in line and "confined by" in line
 
 

@@ -39,13 +39,13 @@ def test_faults_of_steps_are_named_at_once_with_what_to_write() -> None:
         read_steps(steps, {})
     for said in (
         "step number 1: 'Find' is not an id; give 1 to 30 of a-z, 0-9 and _",
-        "step read: verify: a result of another step may stand in task alone",
-        "step read: task: '{{fnd}}': there is no step \"fnd\"; did you mean {{find}}?",
-        "step read: {{item}} is for a step with foreach",
-        "step read: after: a step cannot wait for itself",
-        "step all: task: 60 references, at most 50 are allowed",
-        "step all: foreach needs at_most",
-        "step all: foreach: find.f1 is not a list by the output_schema of find",
+        'step "read": verify: a result of another step may stand in task alone',
+        'step "read": task: \'{{fnd}}\': there is no step "fnd"; did you mean {{find}}?',
+        'step "read": {{item}} is for a step with foreach',
+        'step "read": after: a step cannot wait for itself',
+        'step "all": task: 60 references, at most 50 are allowed',
+        'step "all": foreach needs at_most',
+        'step "all": foreach: "find.f1" is not a list by the output_schema of the step "find"',
     ):
         assert said in str(refused.value)
 
@@ -55,7 +55,10 @@ def test_faults_of_steps_are_named_at_once_with_what_to_write() -> None:
     [
         ([], "an empty list was given"),
         ("x", "'x' was given where a list of objects belongs"),
-        ([{"id": "a", "role": "r", "task": "{{b}}"}, {"id": "b", "role": "r", "task": "{{a}}"}], "a needs b needs a"),
+        (
+            [{"id": "a", "role": "r", "task": "{{b}}"}, {"id": "b", "role": "r", "task": "{{a}}"}],
+            '"a" needs the step "b" needs',
+        ),
         ([{"id": f"s{number}", "role": "r", "task": "x"} for number in range(201)], "a plan has at most 200"),
         ([{"id": "a", "role": "r", "task": "x" * 90_000}] * 3, "bytes, at most 256,000 together"),
     ],
@@ -91,7 +94,7 @@ def test_braces_that_mean_a_step_in_another_form_are_a_fault(form: str) -> None:
     with pytest.raises(BadInput) as refused:
         read_steps(steps, {})
     said = str(refused.value)
-    assert said.startswith("step read: ")
+    assert said.startswith('step "read": ')
     advice = re.search(r"write (\{\{[a-z.]+\}\}|\{\{\{\{)|did you mean", said)
     assert advice is not None, said
     if advice[1] is not None and advice[1] != "{{{{":

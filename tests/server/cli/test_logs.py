@@ -347,7 +347,7 @@ def test_a_spawn_line_shows_its_name_or_no_gap(root: Path) -> None:
     )
     put(root, Event(AVA, spawn), Event(AVA, spawn.model_copy(update={"name": "prices"})))
     first, second = (line.partition(" SubagentSpawn ")[2] for line in lines(root, "--type", "SubagentSpawn"))
-    assert (first, second) == ("researcher S-cccccc: Look it up", "researcher prices (S-cccccc): Look it up")
+    assert (first, second) == ("researcher S-cccccc: Look it up", 'researcher "prices" (S-cccccc): Look it up')
 
 
 def put(root: Path, *events: Event) -> None:

@@ -35,7 +35,7 @@ async def test_the_result_stands_first_and_the_log_only_where_it_is_asked_for(tm
         text, log = await shown(lab, run_id), await shown(lab, run_id, "--log")
         both = await anyio.to_thread.run_sync(lambda: ava(lab.root, "show", run_id, "--log", "--cost"))
     order = [
-        f"# researcher prices ({run_id}): success", "## Summary", "## Asked and approved", "Approved ", "Caps: ",
+        f"# researcher \"prices\" ({run_id}): success", "## Summary", "## Asked and approved", "Approved ", "Caps: ",
         "## Turns: 3", " turn      cost    model    tools", "read_file path=notes.md", "## What went wrong",
         "2 times from ", f"`ava show {run_id} --log`",
     ]  # fmt: skip
@@ -43,7 +43,7 @@ async def test_the_result_stands_first_and_the_log_only_where_it_is_asked_for(tm
     assert places == sorted(places)
     assert "AssistantMessage" not in text and text.count("nowhere.md does not exist") == 1
     assert "✗ read_file path=nowhere.md" in text and text.count("submit_result") == 1
-    assert log.splitlines()[1] == f"researcher prices ({run_id}): success" and "CostReserved" in log
+    assert log.splitlines()[1] == f'researcher "prices" ({run_id}): success' and "CostReserved" in log
     assert log.count("## Summary") == 0 and log.count("list its folder with") == 2, "in a pipe, each line is whole"
     assert both.returncode == 2 and "--cost and --log are 2 screens" in both.stderr
 

@@ -284,7 +284,7 @@ async def test_the_log_of_a_run_opens_from_both_screens_and_follows_new_entries(
     async with open_full_lab(tmp_path) as (lab, gate), live_app(lab) as (app, pilot):
         await pilot.press("down", "down", "l")
         lines = await wait_until_shown(app, "Tool call: read_file path=notes.md")
-        assert re.match(r"Log of busy S-\w{6} ", lines[0])
+        assert re.match(r'Log of researcher "busy" \(S-\w{6}\) ', lines[0])
         assert not any(re.match(r"\d\d:\d\d:\d\d (Money reserved|Taken by a server)", line) for line in lines)
         gate.released.set()
         await wait_until_shown(app, "Result: S-")

@@ -372,7 +372,7 @@ async def test_the_question_shows_the_changes_of_the_call(tmp_path: Path, era: s
         assert (await at.confirm(made, changes={made["pending_id"]: change}))["status"] == "approved"
         [asked] = at.person.asked
         assert "at most $0.20" in asked.message and "at most 1 min" in asked.message
-        assert "$0.50" not in asked.message and "Taken away: read_webpages." in asked.message
+        assert "$0.50" not in asked.message and 'Taken away: the tool "read_webpages".' in asked.message
         assert asked.requested_schema["properties"]["max_cost_dollars"]["maximum"] == 0.2
         decided = await at.started_once(made)
         assert (decided.changes["max_cost_micros"], decided.changes["timeout_s"]) == (200_000, 60)

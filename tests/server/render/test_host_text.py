@@ -63,7 +63,7 @@ async def test_shows_a_running_run_in_one_line_with_activity_and_used_caps(tmp_p
         checked = await lab.call("check_subagent", subagent_id=run_id)
         [run] = checked.runs
         head, rest = run.status_line.split(": ", 1)
-        assert head == f"researcher prices ({run_id})"
+        assert head == f'researcher "prices" ({run_id})'
         doing, elapsed, turn, tokens, cost = rest.split(" · ")
         assert doing == "running"  # in the structured form, what a tool says of itself stands apart
         assert run.untrusted_activity and len(run.untrusted_activity) <= 80

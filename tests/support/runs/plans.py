@@ -36,14 +36,14 @@ def write_notes(request: dict[str, Any]) -> Say:
     if "List the changed modules" in body:
         return submit({"items": ["core", "web"]}, "two modules")
     if "Say what changed in" in body:
-        return submit("core is new" if "item 1 of find.items" in body else "web is gone")
+        return submit("core is new" if "item 1 of the list" in body else "web is gone")
     return submit("the notes")
 
 
 def items_named_in(why: str) -> set[int]:
     """Return the items that a sentence names, rows of them included."""
     named: set[int] = set()
-    for first, last in re.findall(r"read\[(\d+)\](?: to read\[(\d+)\])?", why):
+    for first, last in re.findall(r"items? (\d+)(?: to (\d+))?", why):
         named.update(range(int(first), int(last or first) + 1))
     return named
 

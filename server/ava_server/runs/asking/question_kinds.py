@@ -38,6 +38,7 @@ from ava_server.approval.start_form import (
 )
 from ava_server.core.errors import BadInput, with_advice
 from ava_server.core.ids import label
+from ava_server.core.names import quote_names
 from ava_server.run_config.config import RunConfig, config_of
 from ava_server.run_config.digest import digest
 from ava_server.run_config.run_cap import CAP_OF_ARGUMENT
@@ -137,10 +138,7 @@ class PendingQuestion:
         """Which other runs ask the same, in a sentence; empty where none does."""
         if not self.others:
             return ""
-        names = ", ".join(other.name for other in self.others[:MOST_NAMED])
-        unnamed = len(self.others) - MOST_NAMED
-        if unnamed > 0:
-            names = f"{names} and {unnamed} more"
+        names = quote_names([other.name for other in self.others], MOST_NAMED)
         who = "Another run" if len(self.others) == 1 else f"{len(self.others)} other runs"
         asks = "asks" if len(self.others) == 1 else "ask"
         return f"{who} of {self.run.plan_id} {asks} the same, and one answer goes to all: {names}."

@@ -30,6 +30,7 @@ from ava_server.approval.proposals import brief_of, project_of, spawn_fact
 from ava_server.approval.steps import ITEM, replace_references
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import AGENT
+from ava_server.core.names import named, quote_name
 from ava_server.models.base import Bound
 from ava_server.models.prices import reserve_micros
 from ava_server.run_config.brief import Brief
@@ -206,10 +207,10 @@ class PlanLog:
             return [self._value(row, source) for row in self._well(source.step)]
         rows = self._well(source.step)
         if not rows:
-            return f"foreach: {source.step} has no usable result"
+            return f"foreach: {named('step', source.step)} has no usable result"
         value = self._value(rows[0], source)
         if not isinstance(value, list):
-            return f"foreach: {source.text} of {rows[0].id} is not a list"
+            return f"foreach: {quote_name(source.text)} of {rows[0].id} is not a list"
         return cast("list[Any]", value)
 
     def room(self, step: StepConfig, ahead: int) -> tuple[Room, str]:
@@ -250,7 +251,7 @@ class PlanLog:
             return f"[the result of {row.id} was erased]"
         if source.field is None:
             return self._inputs.render(result)
-        return _field_of(result.get("untrusted_result", {}).get("output"), source.field, source.step)
+        return _field_of(result.get("untrusted_result", {}).get("output"), source.field, named("step", source.step))
 
     # -- starting -----------------------------------------------------------------------------------------------------
 
@@ -321,30 +322,38 @@ class PlanLog:
         if not isinstance(items, str) and item <= len(items):
             value = items[item - 1]
         assert step.foreach is not None
+        about = f"item {item} of the list {quote_name(step.foreach.text)}"
         if source.field is not None:
-            value = _field_of(value, source.field, f"item {item} of {step.foreach.text}")
+            value = _field_of(value, source.field, about)
         rows = self._well(step.foreach.step)
         if self.steps[step.foreach.step].foreach is not None:
             rows = rows[item - 1 : item]
-        about = f"item {item} of {step.foreach.text}"
         run_id = rows[0].id if rows else ""
         inputs.add(number, about, _cut(_as_text(value), room, run_id), rows[:1])
 
     def _add_step(self, inputs: StepInputs, source: StepInput, number: int, room: int) -> None:
         other = self.steps[source.step]
         rows = sorted(self.rows[source.step], key=lambda row: row.item or 0)
-        about = f"what {source.text} handed over"
+        about = self._about(source)
         progress = self._progress.get(source.step, StepProgress())
         if progress.state == "done" and progress.items == 0:
-            inputs.add(number, about, f"[nothing: the list that {source.step} goes through was empty]", [])
+            text = f"[nothing: the list that {named('step', source.step)} goes through was empty]"
+            inputs.add(number, about, text, [])
             return
         if not any(self._is_well(row) for row in rows):
-            inputs.add(number, about, f"[no result: {source.step} {progress.state}: {progress.why}]", [])
+            inputs.add(number, about, f"[no result: {named('step', source.step)} {progress.state}: {progress.why}]", [])
             return
         if other.foreach is None:
             inputs.add(number, about, _cut(_as_text(self._value(rows[0], source)), room, rows[0].id), rows)
             return
         self._add_results_of_items(inputs, source, rows, number, room)
+
+    def _about(self, source: StepInput) -> str:
+        """Return what an input is: `what the step "find" handed over`."""
+        step = named("step", source.step)
+        if source.field is None:
+            return f"what {step} handed over"
+        return f"the field {quote_name(source.field)} of what {step} handed over"
 
     def _add_results_of_items(
         self, inputs: StepInputs, source: StepInput, rows: Sequence[StepRunRow], number: int, room: int
@@ -355,7 +364,7 @@ class PlanLog:
         not fit are named by their ids, in the order in which the run's prompt lists them.
         """
         step = self.steps[source.step]
-        heads = [f"{source.step}[{row.item}]{self._item_words(step, row)}" for row in rows]
+        heads = [f"item {row.item}{self._item_words(step, row)}" for row in rows]
         notes: list[str] = []
         why = self._progress.get(source.step, StepProgress()).why
         if why:
@@ -373,7 +382,7 @@ class PlanLog:
                 notes.append(self._not_shown(rows[place:]))
                 break
             parts.append((row.item or 0, part))
-        about = f"what {source.text} handed over, a part with its own mark for each item"
+        about = f"{self._about(source)}, a part with its own mark for each item"
         overview = "\n".join([f"[parts that follow: {len(parts):,}]", *notes])
         inputs.add(number, about, _cut(overview, room, ""), self._well(source.step))
         for item, part in parts:
@@ -381,7 +390,7 @@ class PlanLog:
 
     def _not_shown(self, rows: Sequence[StepRunRow]) -> str:
         """Say which runs do not fit into an input, and how to read what they handed over."""
-        words = f"not shown: {rows[0].step}[{rows[0].item}] to {rows[-1].step}[{rows[-1].item}]"
+        words = f"not shown: items {rows[0].item} to {rows[-1].item}"
         well = [row.id for row in rows if self._is_well(row)]
         if not well:
             return f"[{words}, of which none has a result]"
@@ -394,7 +403,7 @@ class PlanLog:
         items = self._list(step)
         if isinstance(items, str) or row.item is None or row.item > len(items):
             return ""
-        return f" ({one_line(_as_text(items[row.item - 1]), ITEM_CHARS)})"
+        return f" ({quote_name(one_line(_as_text(items[row.item - 1]), ITEM_CHARS))})"
 
 
 class StepInputs:
@@ -421,8 +430,8 @@ def task_with_names(step: StepConfig, brief: Brief) -> str:
 def _field_of(output: Any, field: str, whose: str) -> Any:
     """Return a field of an object that a run handed over; where there is none, a text that says so."""
     if not isinstance(output, dict):
-        return f"[{whose} has no field {field}: it is not an object]"
-    return cast("dict[str, Any]", output).get(field, f"[{whose} has no field {field}]")
+        return f"[{whose} has no field {quote_name(field)}: it is not an object]"
+    return cast("dict[str, Any]", output).get(field, f"[{whose} has no field {quote_name(field)}]")
 
 
 def _as_text(value: Any) -> str:

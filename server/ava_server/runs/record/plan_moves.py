@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from ava_audit.events import StepState
+from ava_server.core.names import named, named_all
 from ava_server.run_config.config import StepConfig
 
 PlanEnding = Literal["success", "partial", "error"]
@@ -167,7 +168,7 @@ def _stopped_by(plan: PlanState) -> str:
     """Return why a failed step stops the plan; empty where none does."""
     for step in plan.steps:
         if _stops(step, plan.of(step.id)):
-            return f"{step.id} failed, which stops the plan"
+            return f"{named('step', step.id)} failed, which stops the plan"
     return ""
 
 
@@ -199,7 +200,7 @@ def _begin(plan: PlanState, step: StepConfig, world: World, stopped: str) -> Ste
             became = "was skipped"
             if needed.state == "failed":
                 became = "failed"
-            return StepChange(step.id, replace(skipped, why=f"not started: {name} {became}"))
+            return StepChange(step.id, replace(skipped, why=f"not started: {named('step', name)} {became}"))
     if step.foreach is None:
         return StepChange(step.id, StepProgress("begun"))
     length = world.items(step)
@@ -272,7 +273,7 @@ MOST_NAMED = 10
 
 
 def _names_by_state(step: StepConfig, runs: Sequence[StepRun]) -> str:
-    """Return all of these runs with their endings, rows of items in short: `read[3], read[7] to read[9] (timeout)`."""
+    """Return all of these runs with their endings, rows of items in short: `item 3, items 7 to 9 (timeout)`."""
     by_state: dict[str, list[int]] = {}
     for run in runs:
         by_state.setdefault(run.state, []).append(run.item or 0)
@@ -283,7 +284,7 @@ def _names_by_state(step: StepConfig, runs: Sequence[StepRun]) -> str:
 def _item_names(step: StepConfig, items: Sequence[int]) -> str:
     """Return the names of a step's runs by their items, in ascending order."""
     if step.foreach is None:
-        return step.id
+        return named("step", step.id)
     names: list[str] = []
     first = last = items[0]
     for item in [*items[1:], 0]:
@@ -291,9 +292,9 @@ def _item_names(step: StepConfig, items: Sequence[int]) -> str:
             last = item
             continue
         if first == last:
-            names.append(f"{step.id}[{first}]")
+            names.append(f"item {first}")
         else:
-            names.append(f"{step.id}[{first}] to {step.id}[{last}]")
+            names.append(f"items {first} to {last}")
         first = last = item
     return ", ".join(names)
 
@@ -312,8 +313,5 @@ def _finish(plan: PlanState, stopped: str) -> Finish:
     parts = [stopped] if stopped else []
     are = "is" if done == 1 else "are"
     parts.append(f"{done} of {len(plan.steps)} steps {are} done")
-    names = ", ".join(incomplete[:MOST_NAMED])
-    if len(incomplete) > MOST_NAMED:
-        names = f"{names} and {len(incomplete) - MOST_NAMED:,} more"
-    parts.append(f"incomplete: {names}")
+    parts.append(f"incomplete: {named_all('step', incomplete, MOST_NAMED)}")
     return Finish("partial" if done else "error", "; ".join(parts))

@@ -7,6 +7,7 @@ from typing import Any
 from ava_audit.rows import RunRow, StepRunRow
 from ava_audit.units import cents
 from ava_audit.view import View
+from ava_server.core.names import quote_name
 from ava_server.run_config.config import StepConfig, config_of
 from ava_server.runs.record.plan_moves import StepProgress
 from ava_server.runs.record.plan_state import all_rows, ended_well, result_of, step_progress
@@ -27,7 +28,7 @@ def plan_result(view: View, plan: RunRow, ended: RunResult, active_s: float) -> 
         own = rows.get(step.id, [])
         steps.append(_step_line(step, known, own))
         if known.why:
-            caveats.append(f"{step.id}: {known.why}")
+            caveats.append(f"Step {quote_name(step.id)}: {known.why}")
     needed = {name for step in config.steps for name in step.needs}
     last = [step for step in config.steps if step.id not in needed]
     error = None

@@ -29,7 +29,7 @@ from ava_server.runs.turn.setup import RunSetup
 async def test_steps_run_in_order_and_hand_their_results_on(tmp_path: Path) -> None:
     async with open_lab(tmp_path, plans.write_notes, config=PRICED) as lab:
         proposal = await plans.propose(lab, name="Release notes", max_cost_cents=100)
-        assert "plan Release notes: 3 steps, up to 5 runs, at most $1.00" in proposal.approval_line
+        assert 'plan "Release notes": 3 steps, up to 5 runs, at most $1.00' in proposal.approval_line
         plan = await plans.approve(lab, proposal)
         rows = await plans.rows(lab, plan.id)
         result = await lab.result(plan.id)
@@ -41,7 +41,8 @@ async def test_steps_run_in_order_and_hand_their_results_on(tmp_path: Path) -> N
         ("find", "done"), ("read", "done"), ("write", "done"),
     ]  # fmt: skip
     tasks = [request.body.decode() for request in lab.server.requests]
-    assert "what read handed over" in tasks[-1] and "core is new" in tasks[-1] and "web is gone" in tasks[-1]
+    assert 'what the step \\"read\\" handed over' in tasks[-1]
+    assert "core is new" in tasks[-1] and "web is gone" in tasks[-1]
     assert not any("core is new" in task for task in tasks[:-1]), "only the step that names it gets it"
 
 
@@ -92,7 +93,7 @@ async def test_cancelling_a_plan_ends_its_runs(tmp_path: Path) -> None:
             assert (await lab.ended(row.id)).state == "cancelled"
         gate.released.set()
         checked = await lab.call("check_subagent", group_id=proposal.group_id)
-        assert "read: skipped" in text_of(checked)
+        assert 'Step "read": skipped' in text_of(checked)
 
 
 @pytest.mark.slow
@@ -180,7 +181,7 @@ async def test_a_plan_says_why_a_step_cannot_start(tmp_path: Path, monkeypatch: 
             while await lab.store.read(lambda view: view.live(waiting)) is None:  # noqa: ASYNC110 - no entry tells
                 await anyio.sleep(0.05)
         checked = await lab.call("check_subagent", group_id=proposal.group_id)
-        [line] = [line for line in checked.runs[0].plan["lines"] if line.startswith("read:")]
+        [line] = [line for line in checked.runs[0].plan["lines"] if line.startswith('Step "read":')]
         assert "(waits: there is no key for custom)" in line
         gone = False
         assert (await lab.ended(proposal.group_id)).state == "success"
@@ -224,7 +225,7 @@ async def test_a_client_that_asks_nobody_starts_a_plan_with_one_line_and_gets_on
         async with serve_stdio(root, env=model_env(models.base_url)) as wire:
             proposed = await wire.tool("spawn_subagent", **PLAN)
             line = proposed["approval_line"]
-            assert line.startswith("plan Release notes: 3 steps, up to 5 runs, ")
+            assert line.startswith('plan "Release notes": 3 steps, up to 5 runs, ')
             confirmed = await wire.tool("confirm_spawn", pending_ids=[proposed["pending_id"]], approving=[line])
             assert confirmed["status"] == "approved", confirmed
             ended = await wire.tool("check_subagent", group_id=proposed["group_id"], wait_seconds=50)

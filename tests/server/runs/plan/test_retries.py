@@ -66,7 +66,7 @@ async def test_of_a_list_that_is_partly_done_the_other_items_run(tmp_path: Path)
 
     def work(request: dict[str, Any]) -> Say | Fail:
         body = json.dumps(request)
-        if failing and "item 2 of find.items" in body:
+        if failing and "item 2 of the list" in body:
             return Fail(400)
         return plans.write_notes(request)
 

@@ -44,7 +44,7 @@ async def test_the_table_has_every_turn_and_its_figures_sum_to_the_micro_dollar(
         run_id = await lab.start(name="prices", task_id="T-1", max_cost_cents=200)
         run = await lab.ended(run_id)
         text, found = await shown(lab, run_id), await as_json(lab, run_id)
-    assert f"researcher prices ({run_id}): success" in text
+    assert f'researcher "prices" ({run_id}): success' in text
     assert "task_id: T-1" in text
     row = re.search(r"^ +1 +1001 +0 +3000 +77 +0 +\$(\d\.\d+) +\d+ %$", text, re.MULTILINE)
     assert row and row[1] == f"{(1_001 * 3 + 3_000 * 3.75 + 77 * 15) / 1e6:.2f}"
