@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from datetime import UTC, date, datetime, timedelta, tzinfo
-from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
+from decimal import ROUND_CEILING, ROUND_HALF_UP, ROUND_UP, Decimal
 
 US_PER_S = 1_000_000
 HOUR_S = 3_600
@@ -194,8 +194,8 @@ def cents(micros: int) -> float:
     return micros / MICROS_PER_CENT
 
 
-def format_usd(micros: int, *, exact: bool = False) -> str:
-    """Return micro-USD for people; with `exact`, for caps and prices, unrounded.
+def format_usd(micros: int, *, exact: bool = False, up: bool = False) -> str:
+    """Return micro-USD for people; with `exact`, for caps and prices, unrounded; with `up`, for the least to give.
 
     An amount has two decimals (`$0.50`, `$12.35`), and below one cent two significant digits (`$0.0031`). A cap is
     never rounded, because a person approves exactly what is shown: `$0.50`, and `$0.325` where it is not whole cents.
@@ -203,7 +203,7 @@ def format_usd(micros: int, *, exact: bool = False) -> str:
     amount = Decimal(abs(micros)) / MICROS_PER_USD
     if not exact:
         digits = 2 if abs(micros) >= MICROS_PER_CENT or micros == 0 else 1 - amount.adjusted()
-        amount = amount.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+        amount = amount.quantize(Decimal(1).scaleb(-digits), ROUND_UP if up else ROUND_HALF_UP)
     dollars, _, decimals = f"{amount:f}".partition(".")
     sign = "-" if micros < 0 else ""
     return f"{sign}${dollars}.{decimals.rstrip('0').ljust(2, '0')}"

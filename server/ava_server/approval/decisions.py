@@ -240,7 +240,8 @@ def _plan_cap(checked: CheckedApproval, requested_micros: int | None) -> int | s
         return f"group_max_cost_cents is above the sum of the members' caps, {COST.text(together)}; give that or less"
     if requested_micros < least:
         return (
-            f"group_max_cost_cents: {COST.text(requested_micros)} buys no useful work; give {format_usd(least)} or more"
+            f"group_max_cost_cents: {COST.text(requested_micros)} buys no useful work; give"
+            f" {format_usd(least, up=True)} or more"
         )
     return requested_micros
 
@@ -451,7 +452,7 @@ def _change_run(config: RunConfig, requested: Mapping[str, Any]) -> dict[str, An
     if cost_cap is not None and cost_cap < config.least_micros:
         return (
             f"changes: a cost cap of {COST.text(cost_cap)} buys no useful work with"
-            f" {config.model}; give {format_usd(config.least_micros)} or more"
+            f" {config.model}; give {format_usd(config.least_micros, up=True)} or more"
         )
     for name in blocked:
         if name not in config.tools:

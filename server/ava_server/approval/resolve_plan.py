@@ -127,7 +127,7 @@ def _cost_cap(args: PlanArgs, resolved: Sequence[ResolvedStep], works: Sequence[
         if runs and most_micros < least:
             raise BadInput(
                 f"max_cost_cents: {format_usd(int(most_micros), exact=True)} buys no useful work for"
-                f" {named('step', one.step.id)} with {one.config.model}; give {format_usd(least)} or more"
+                f" {named('step', one.step.id)} with {one.config.model}; give {format_usd(least, up=True)} or more"
             )
     return int(most_micros)
 
@@ -241,7 +241,7 @@ def change_plan(config: RunConfig, requested: Mapping[str, Any]) -> dict[str, An
         if not step.config.free and cost_cap < step.config.least_micros:
             return (
                 f"changes: a cost cap of {COST.text(cost_cap)} buys no useful work for {named('step', step.id)} with"
-                f" {step.config.model}; give {format_usd(step.config.least_micros)} or more"
+                f" {step.config.model}; give {format_usd(step.config.least_micros, up=True)} or more"
             )
     return changes
 

@@ -42,6 +42,8 @@ MOST_FAULTS = 10
 """Faults that one refusal names; the rest are counted."""
 ITEM = "item"
 """What `{{item}}` in a task stands for: one item of the list that `foreach` goes through."""
+_NAMES_OF_AFTER = ("depends_on", "depends", "dependencies", "needs", "requires", "wait_for", "dependsOn")
+"""What other tools call `after`."""
 _ID = re.compile(r"[a-z0-9_]{1,30}")
 _SOURCE = re.compile(r"([a-z0-9_]{1,30})(?:\.([^\s{}.]{1,100}))?")
 _FILTER_SIGNS = frozenset("|()[]\"'`,;=?!")
@@ -263,6 +265,10 @@ def _read_all(given: Sequence[dict[str, Any]], defaults: Mapping[str, Any], faul
     known = set(StepArgs.model_fields)
     shared = {name: value for name, value in defaults.items() if name not in WHOLE}
     unknown = [name for name in shared if name not in RunArgs.model_fields]
+    if unknown and unknown[0] in _NAMES_OF_AFTER:
+        raise BadInput(
+            f'{unknown[0]}: a plan has no argument of that name; write after: ["id", …] in the step that waits'
+        )
     if unknown:
         raise BadInput(f"{unknown[0]}: a plan has no argument of that name; {_near(unknown[0], {*known, *WHOLE})}")
     steps: list[StepArgs] = []
@@ -274,7 +280,7 @@ def _read_all(given: Sequence[dict[str, Any]], defaults: Mapping[str, Any], faul
             step = StepArgs.model_validate(read_habits(StepArgs, {**shared, **own}))
         except ValidationError as error:
             for each in error.errors():
-                faults.add(where, _fault(each))
+                faults.add(where, _fault(each, {**shared, **own}))
             faults.unread.add(where)
             continue
         if step.id in seen:
@@ -284,8 +290,8 @@ def _read_all(given: Sequence[dict[str, Any]], defaults: Mapping[str, Any], faul
     return steps
 
 
-def _fault(error: Any) -> str:
-    """Return what is wrong with one argument of a step, and what to write instead."""
+def _fault(error: Any, given: Mapping[str, Any]) -> str:
+    """Return what is wrong with one argument of a step, and what to write instead. `given`: all of its arguments."""
     field = str(error["loc"][0])
     if field == "id":
         value = error.get("input")
@@ -294,7 +300,16 @@ def _fault(error: Any) -> str:
         return f"{show_value(value)} is not an id; give 1 to 30 of a-z, 0-9 and _, but not `{ITEM}`"
     if field in ("name", "task_id", "rationale", "ask", "retry_of") and error["type"] == "extra_forbidden":
         return f"{field} is of the whole plan; give it beside steps"
+    if field in _NAMES_OF_AFTER and error["type"] == "extra_forbidden":
+        return f'{field}: a step has no argument of that name; write after: ["id", …] with the steps that it waits for'
+    if field == "at_most" and error["type"] == "greater_than":
+        if given.get("foreach") is None:
+            return NO_FOREACH
+        return f"at_most: {show_value(given['at_most'])} would allow no run; give 1 or more"
     return sentence_of(StepArgs, error)
+
+
+NO_FOREACH = "at_most is for a step with foreach; leave it out, or say what it goes through"
 
 
 def _near(name: str, known: Iterable[str]) -> str:
@@ -317,7 +332,8 @@ def _plan_step(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFaults
     if len(inputs) > MOST_REFERENCES:
         faults.add(
             step.id,
-            f"task: {len(inputs):,} references, at most {MOST_REFERENCES} are allowed; write {{{{id}}}} for all",
+            f"task: {len(inputs):,} references, at most {MOST_REFERENCES} are allowed; let steps in between bring"
+            f" together up to {MOST_REFERENCES} results each, and refer to those",
         )
     needed = {source.step for source in inputs if source.step != ITEM}
     if foreach is not None:
@@ -451,7 +467,7 @@ def _foreach_of(step: StepArgs, by_id: Mapping[str, StepArgs], faults: StepFault
     """Return the list that a step goes through; None where it has none, or no usable one."""
     if step.foreach is None:
         if step.at_most is not None:
-            faults.add(step.id, "at_most is for a step with foreach; leave it out, or say what it goes through")
+            faults.add(step.id, NO_FOREACH)
         return None
     if step.at_most is None:
         faults.add(step.id, "foreach needs at_most, the greatest number of its runs; the price counts each of them")

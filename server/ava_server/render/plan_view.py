@@ -103,9 +103,15 @@ class StepView:
         else:
             if self.items > 1:
                 parts.append(f"{self.runs['done']:,} of {self.items:,} done")
+            is_over = self.state in ("done", "failed", "skipped")
             for state, number in self.runs.items():
-                if state != "done" and number:
+                if number and state not in ("done", "not done"):
                     parts.append(f"{number:,} {state}")
+                elif number and state == "not done" and not is_over:  # others may not have begun
+                    parts.append(f"{number:,} without a result")
+            missing = self.items - self.runs["done"]
+            if is_over and missing:
+                parts.append(f"{missing:,} not done")
         if self.cost_micros:
             parts.append(format_usd(self.cost_micros))
         if self.state == "waiting" and self.needs:

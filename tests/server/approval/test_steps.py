@@ -147,3 +147,43 @@ async def test_a_task_and_a_context_may_have_the_braces_of_other_programs(tmp_pa
     request = json.loads(lab.server.requests[-1].body)
     assert "Find templates with {{ user }}, {{find}} and input 1." in plans.task_text(request)
     assert any(context in message["content"] for message in request["messages"])
+
+
+def _many(count: int) -> list[dict[str, Any]]:
+    return [{"id": f"s{number}", "role": "researcher", "task": "x"} for number in range(count)]
+
+
+def _reads(step_id: str, names: list[str]) -> dict[str, Any]:
+    return {"id": step_id, "role": "researcher", "task": " ".join(f"{{{{{name}}}}}" for name in names)}
+
+
+FIND = {"id": "find", "role": "researcher", "task": "x", "output_schema": {"properties": {"items": {"type": "array"}}}}
+READ = {"id": "read", "role": "researcher", "task": "x {{item}}", "foreach": "find.items"}
+LAST = {"id": "last", "role": "researcher", "task": "x"}
+NAMES = [f"s{number}" for number in range(51)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "advice", "right"),
+    [
+        ([FIND, {**READ, "at_most": 0}], "give 1 or more", [FIND, {**READ, "at_most": 1}]),
+        ([{**LAST, "at_most": 0}], "leave it out", [LAST]),
+        ([FIND, {**LAST, "depends_on": ["find"]}], 'write after: ["id", …]', [FIND, {**LAST, "after": ["find"]}]),
+        (
+            [*_many(51), _reads("all", NAMES)],
+            "let steps in between bring together up to 50",
+            [*_many(51), _reads("half", NAMES[:30]), _reads("rest", NAMES[30:]), _reads("all", ["half", "rest"])],
+        ),
+    ],
+    ids=["at_most", "at_most alone", "depends_on", "references"],
+)
+def test_who_does_what_a_refusal_says_is_not_refused_again(wrong: Any, advice: str, right: Any) -> None:
+    with pytest.raises(BadInput) as refused:
+        read_steps(wrong, {})
+    assert advice in str(refused.value), refused.value
+    assert read_steps(right, {})
+
+
+def test_an_argument_of_another_name_beside_steps_is_said_to_be_of_the_step() -> None:
+    with pytest.raises(BadInput, match="in the step that waits"):
+        read_steps([FIND, LAST], {"depends_on": ["find"]})

@@ -169,7 +169,14 @@ class PlanLog:
 
     def _run(self, row: StepRunRow) -> StepRun:
         return StepRun(
-            row.id, row.step, row.item, row.state, row.ended, self._is_well(row), cancelling=row.cancel_seq is not None
+            row.id,
+            row.step,
+            row.item,
+            row.state,
+            row.ended,
+            self._is_well(row),
+            cancelling=row.cancel_seq is not None,
+            why=row.stop_reason or "",
         )
 
     def _is_well(self, row: StepRunRow) -> bool:
@@ -225,7 +232,7 @@ class PlanLog:
             left = cap - bucket.committed
             if left + bucket.held_micros < least:
                 most = max(left + bucket.held_micros, 0)
-                return "never", f"{format_usd(most)} is left of {name}, and a run takes {format_usd(least)} or more"
+                return "never", too_little(most, name, least)
             if left < needed:
                 room = "later"
         return room, ""
@@ -404,6 +411,13 @@ class PlanLog:
         if isinstance(items, str) or row.item is None or row.item > len(items):
             return ""
         return f" ({quote_name(one_line(_as_text(items[row.item - 1]), ITEM_CHARS))})"
+
+
+def too_little(left_micros: int, cap: str, least_micros: int) -> str:
+    """Say that too little of a cap is left for a run; unrounded where both amounts would look the same."""
+    exact = format_usd(left_micros) == format_usd(least_micros)
+    left, least = format_usd(left_micros, exact=exact), format_usd(least_micros, exact=exact)
+    return f"{left} is left of {cap}, and a run takes {least} or more"
 
 
 class StepInputs:

@@ -29,6 +29,7 @@ class StepRun:
         state: Its state, which people read if it did not end well.
         well: It has ended with a usable result.
         cancelling: Somebody has asked for its end.
+        why: Why it ended so, in Ava's own words.
     """
 
     id: str
@@ -38,6 +39,7 @@ class StepRun:
     ended: bool = False
     well: bool = False
     cancelling: bool = False
+    why: str = ""
 
     @property
     def name(self) -> str:
@@ -273,10 +275,16 @@ MOST_NAMED = 10
 
 
 def _names_by_state(step: StepConfig, runs: Sequence[StepRun]) -> str:
-    """Return all of these runs with their endings, rows of items in short: `item 3, items 7 to 9 (timeout)`."""
+    """Return all of these runs with their endings, rows of items in short: `item 3, items 7 to 9 (timeout)`.
+
+    An error is said with its reason: `(error: the model failed 3 times)`.
+    """
     by_state: dict[str, list[int]] = {}
     for run in runs:
-        by_state.setdefault(run.state, []).append(run.item or 0)
+        state = run.state
+        if state == "error" and run.why:
+            state = f"{state}: {run.why}"
+        by_state.setdefault(state, []).append(run.item or 0)
     parts = [f"{_item_names(step, sorted(items))} ({state})" for state, items in by_state.items()]
     return ", ".join(parts)
 

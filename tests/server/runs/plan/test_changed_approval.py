@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ async def test_an_approval_that_takes_away_is_shown_with_what_it_took(
         assert (await lab.approve(proposal, changes={proposal.pending_id: changes})).status == "approved"
         plan = await lab.ended(proposal.group_id)
         for command in (("show", plan.id), ("show", plan.id, "--log"), ("report", "approvals")):
-            done = await anyio.to_thread.run_sync(lambda given=command: ava(lab.root, *given))
+            done = await anyio.to_thread.run_sync(partial(ava, lab.root, *command))
             assert done.returncode == 0, done.stderr
             if command == ("show", plan.id):
                 assert all(word in done.stdout for word in words), done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,20 @@ from typing import Any
 import anyio
 import pytest
 from support.hosts.plans import NOTES, PLAN, step_script
-from support.model_server import Gate, Say, run_model_server
+from support.model_server import Fail, Gate, Say, run_model_server
 from support.runs import plans
 from support.runtime import PRICED, open_lab, submit, wait_for
 from support.stdio import assert_intact, make_root, model_env, serve_stdio
 
 from ava_audit.retention import is_over
 from ava_audit.rows import RunRow
-from ava_audit.units import now_us
+from ava_audit.units import format_usd, now_us
 from ava_audit.view import View
 from ava_server.render.host_text import text_of
+from ava_server.render.plan_view import RunShown, StepView
 from ava_server.run_config.config import config_of
 from ava_server.runs.owner import run_notes
+from ava_server.runs.plan.plan import too_little
 from ava_server.runs.turn.context import ConfigNotSupported
 from ava_server.runs.turn.setup import RunSetup
 
@@ -65,6 +68,28 @@ async def test_an_approval_drops_steps_with_what_needs_them(tmp_path: Path) -> N
         assert plan.state == "success"
         rows = await plans.rows(lab, plan.id)
         assert [row.step for row in rows] == ["find"]
+
+
+async def test_a_step_that_failed_says_why(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [Fail(400)], config=PRICED) as lab:
+        plan = await plans.finish(lab, [plans.step("look", "Look around.")], state="error")
+        [line] = (await lab.result(plan.id))["steps"]
+        assert line["why"] == "without a usable result: look (error: the model failed)", line
+
+
+def test_two_amounts_that_look_the_same_are_not_rounded() -> None:
+    assert too_little(39_000, "the plan's $1.00", 43_567) == (
+        "$0.039 is left of the plan's $1.00, and a run takes $0.043567 or more"
+    )
+    assert too_little(10_000, "the plan's $1.00", 43_567).startswith("$0.01 is left of")
+    assert format_usd(43_567, up=True) == "$0.05" and format_usd(40_000, up=True) == "$0.04"
+
+
+def test_what_is_not_done_of_a_step_counts_what_never_began() -> None:
+    runs: dict[RunShown, int] = {"done": 4, "not done": 5}
+    step = StepView("read", "researcher", (), "running", 20, 0, Counter({**runs, "queued": 2}), 0)
+    assert step.line == "read: running, 4 of 20 done, 5 without a result, 2 queued"
+    assert replace(step, state="done", runs=Counter(runs)).line == "read: done, 4 of 20 done, 16 not done"
 
 
 async def test_a_proposal_warns_that_notes_in_memory_can_leave(tmp_path: Path) -> None:
