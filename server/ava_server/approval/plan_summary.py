@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from ava_audit.units import US_PER_S, counted, format_duration, format_usd, minutes, now_us
 from ava_roles.tool import ToolSpec
 from ava_roles.wrap import list_names
+from ava_server.approval.kept_money import kept_steps, later_steps
 from ava_server.approval.plain_text import TASK_CHARS, named_path, one_line, plain_line, quoted, task_excerpt
 from ava_server.approval.reach import RunReach, reach, reaches_out, reads_memory, sees_files
 from ava_server.approval.steps import ITEM, references, unfilled
@@ -200,6 +201,22 @@ def plan_message(config: RunConfig, brief: Brief, day: DayLeft, client: str = ""
     return "\n".join([*lines, *short_steps(config, brief, MESSAGE_LINES - len(lines) - 1)])
 
 
+def _unkept(config: RunConfig) -> Iterator[str]:
+    """Yield for each step over a list how many steps after it the plan's cap keeps no money for."""
+    for step in config.steps:
+        if step.foreach is None or step.config.free:
+            continue
+        later = later_steps(config.steps, step)
+        kept = kept_steps(later, config.max_cost_micros - step.config.least_micros)
+        if len(kept) < len(later):
+            takes = step.config.least_micros + sum(other.config.least_micros for other in later)
+            yield (
+                f'While the runs of the step "{step.id}" work, the plan\'s cap keeps no money for'
+                f" {len(later) - len(kept)} of {counted(len(later), 'step')} after it, which may not start:"
+                f" with a cap of {format_usd(takes)} it does."
+            )
+
+
 def _at_most(sentences: list[str], most: int) -> list[str]:
     """Return the first of these sentences, and how many more there are."""
     if len(sentences) <= most:
@@ -358,6 +375,7 @@ def _attention(config: RunConfig, brief: Brief, day: DayLeft) -> Iterator[str]:
             )
     yield from _flows(config)
     yield from _unfilled_lines(config, brief)
+    yield from _unkept(config)
     if not config.free and day.micros < config.max_cost_micros:
         yield f"Only {day.words}, less than the plan's cost cap."
 

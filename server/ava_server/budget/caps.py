@@ -153,7 +153,7 @@ def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[CapL
     if run.plan_id:
         plan = view.plan_caps(run.plan_id)
         if plan:
-            limits.append(("group_max_cost", run.plan_id, plan.cap_micros))
+            limits.append(("group_max_cost", run.plan_id, plan.cap_micros - config.leaves_micros))
     limits.append(("user_daily_cents", user_scope(run.user_id, day), caps.user_micros))
     limits.append(("installation_daily_cents", installation_scope(day), caps.installation_micros))
     lefts: list[CapLeft] = []

@@ -15,6 +15,7 @@ _ESTIMATES = {
     "input_bytes",
     "estimate",
     "least_micros",
+    "leaves_micros",
     "start_micros",
     "turn_micros",
     "first_micros",

@@ -26,6 +26,7 @@ from ava_audit.rows import AWAITED, QUEUED, RunRow, StepRunRow
 from ava_audit.units import day_of, format_usd
 from ava_audit.view import Command, Outcome, View
 from ava_roles.wrap import clean, one_line
+from ava_server.approval.kept_money import all_needs, kept_steps, later_steps
 from ava_server.approval.proposals import brief_of, project_of, spawn_fact
 from ava_server.approval.steps import ITEM, replace_references
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
@@ -65,6 +66,8 @@ MARK_CHARS = 120
 """Characters of the mark around the result of one item among many."""
 ITEM_CHARS = 60
 """Characters of an item by which people and models recognise it."""
+RESULT_CHARS = 1_000
+"""Characters that one run is likely to hand over, for the money that is kept for what reads it."""
 MOST_WAITING = 32
 """Most runs of one plan that are queued and have not begun."""
 MOST_STARTED = 8
@@ -143,6 +146,8 @@ class PlanLog:
         self._lists: dict[str, list[Any] | str] = {}
         self._results: dict[str, dict[str, Any] | None] = {}
         self._progress = step_progress(view, plan.id)
+        self._reused = {run.id for step in self.config.steps for run in step.reused}
+        self._leaves: dict[str, int] = {}
 
     # -- the state ----------------------------------------------------------------------------------------------------
 
@@ -227,7 +232,7 @@ class PlanLog:
         least = max(config.least_micros, 1)
         needed = least * (ahead + 1)
         room: Room = "now"
-        for name, scope, cap in self._money_caps():
+        for name, scope, cap in self._money_caps(step):
             bucket = self.view.bucket(scope)
             left = cap - bucket.committed
             if left + bucket.held_micros < least:
@@ -237,12 +242,47 @@ class PlanLog:
                 room = "later"
         return room, ""
 
-    def _money_caps(self) -> Iterator[tuple[str, str, int]]:
+    def _money_caps(self, step: StepConfig) -> Iterator[tuple[str, str, int]]:
         user, day = self.plan.user_id, day_of(self._now_us)
         caps = self._inputs.caps(user)
-        yield f"the plan's {format_usd(self.config.max_cost_micros)}", self.plan.id, self.config.max_cost_micros
+        name = f"the plan's {format_usd(self.config.max_cost_micros)}"
+        leaves_micros = self._leaves_micros(step)
+        if leaves_micros:
+            name = f"{name} without {format_usd(leaves_micros)} that is kept for later steps"
+        yield name, self.plan.id, self.config.max_cost_micros - leaves_micros
         yield "the user's budget of the day", user_scope(user, day), caps.user_micros
         yield "the installation's budget of the day", installation_scope(day), caps.installation_micros
+
+    def _leaves_micros(self, step: StepConfig) -> int:
+        """Return what the runs of a step over a list leave of the plan's money to the steps that come after it.
+
+        That is the least cost of these with their likely inputs. Of what was left when the step began, it is kept for
+        as many of them as fit beside a run of the step.
+        """
+        if step.id not in self._leaves:
+            self._leaves[step.id] = self._find_leaves(step)
+        return self._leaves[step.id]
+
+    def _find_leaves(self, step: StepConfig) -> int:
+        if step.foreach is None or step.config.free:
+            return 0
+        before = all_needs(self.config.steps)[step.id]
+        spent = sum(row.cost_micros for name in before for row in self.rows[name] if row.id not in self._reused)
+        room = self.config.max_cost_micros - spent - step.config.least_micros
+        kept = kept_steps(later_steps(self.config.steps, step, begun=self._progress), room)
+        least = sum(other.config.least_micros for other in kept)
+        inputs = sum(_cost_of_inputs(other.config, self._likely_input_chars(other)) for other in kept)
+        return min(least + inputs, max(room, 0))
+
+    def _likely_input_chars(self, step: StepConfig) -> int:
+        """Return how many characters the runs before a step are likely to hand over to it."""
+        chars = 0
+        for source in step.inputs:
+            results = 1
+            if source.step != ITEM and self.steps[source.step].foreach is not None:
+                results = self._progress.get(source.step, StepProgress(items=self.steps[source.step].at_most)).items
+            chars += min(results * RESULT_CHARS, _input_room(step))
+        return chars
 
     # -- values -------------------------------------------------------------------------------------------------------
 
@@ -280,7 +320,8 @@ class PlanLog:
             item=move.item,
             name=name,
             earlier=tuple(earlier),
-            least_micros=step.config.least_micros + _least_of_inputs(step.config, inputs.texts),
+            least_micros=step.config.least_micros + _cost_of_inputs(step.config, _size_of(inputs.texts)),
+            leaves_micros=self._leaves_micros(step),
         )
         said = UserMessage(
             text=task,
@@ -314,7 +355,7 @@ class PlanLog:
         """Return what a run of a step gets from other runs."""
         inputs = StepInputs()
         for number, source in enumerate(step.inputs, 1):
-            room = min(INPUT_CHARS, INPUTS_CHARS // len(step.inputs))
+            room = _input_room(step)
             if source.step == ITEM:
                 self._add_item(inputs, step, source, item or 1, number, room)
             else:
@@ -460,9 +501,17 @@ def _cut(text: str, room: int, run_id: str) -> str:
     return f"{text[:room]}\n[cut: {room:,} of {len(text):,} characters{more}]"
 
 
-def _least_of_inputs(config: RunConfig, texts: Sequence[Mapping[str, str]]) -> int:
-    """Return what inputs add to the cost from which a run can work, in micro-USD."""
-    size = sum(len(each["text"].encode()) for each in texts)
+def _input_room(step: StepConfig) -> int:
+    """Return the most characters that one reference of a step brings."""
+    return min(INPUT_CHARS, INPUTS_CHARS // len(step.inputs))
+
+
+def _size_of(texts: Sequence[Mapping[str, str]]) -> int:
+    return sum(len(each["text"].encode()) for each in texts)
+
+
+def _cost_of_inputs(config: RunConfig, size: int) -> int:
+    """Return what inputs of this size in bytes add to the cost from which a run can work, in micro-USD."""
     tokens = int(size * LIKELY_BYTE_TOKENS)
     if tokens == 0:
         return 0

@@ -122,8 +122,12 @@ async def test_cancelling_a_plan_ends_its_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_five_hundred_runs_stay_within_one_cap_and_name_what_is_missing(tmp_path: Path) -> None:
-    """As in public complaints: 547 agents behind a card without a price. Here: one price, one yes, and it holds."""
+@pytest.mark.parametrize("cents", [400, 220])
+async def test_five_hundred_runs_stay_within_one_cap_and_name_what_is_missing(tmp_path: Path, cents: int) -> None:
+    """As in public complaints: 547 agents behind a card without a price. Here: one price, one yes, and it holds.
+
+    All of it would take $6.60. Under a third of that, what was read is written down all the same.
+    """
     names = [f"module {number}" for number in range(543)]
     usage = {"prompt_tokens": 3_000, "completion_tokens": 200, "total_tokens": 3_200}
     work = plans.hand_over_each(names, "read", notes="read", usage=usage)
@@ -136,19 +140,22 @@ async def test_five_hundred_runs_stay_within_one_cap_and_name_what_is_missing(tm
     ]
     limits = "\n[limits]\nrunning = 8\nrunning_per_user = 8\nspawns_per_hour = 547\n"
     async with open_lab(tmp_path, work, config=PRICED + limits) as lab:
-        proposal = await plans.propose(lab, steps, max_cost_cents=400, timeout=7_200)
-        assert "5 steps, up to 547 runs, at most $4.00" in proposal.approval_line
+        proposal = await plans.propose(lab, steps, max_cost_cents=cents, timeout=7_200)
+        assert f"5 steps, up to 547 runs, at most ${cents / 100:.2f}" in proposal.approval_line
         approved = await lab.approve(proposal)
         assert approved.status == "approved", approved
         plan = await lab.ended(proposal.group_id, within_s=420)
         bucket = await lab.store.read(lambda view: view.bucket(plan.id))
         rows = await plans.rows(lab, plan.id)
         result = await lab.result(plan.id)
-    assert bucket.spent_micros <= 4_000_000
+    assert bucket.spent_micros <= cents * 10_000
     assert plan.state == "partial"
     done = {row.item for row in rows if row.step == "read" and row.state == "success"}
     missing = 543 - len(done)
-    [read] = [line for line in result["steps"] if line["step"] == "read"]
+    lines = {line["step"]: line for line in result["steps"]}
+    assert {name: line["state"] for name, line in lines.items()} == dict.fromkeys(lines, "done")
+    assert result["untrusted_result"]["output"] == {"check": "read"}, "what was read is written down and checked"
+    read = lines["read"]
     assert read["not_done"] == missing > 0
     assert plans.items_named_in(read["why"]) == set(range(1, 544)) - done, "each item that was not done is named"
 
