@@ -155,7 +155,7 @@ def minutes(seconds: float) -> str:
         number, rest = divmod(rounded, size)
         if number >= fewest and not rest:
             return f"{number} {unit}"
-    return f"{seconds:g} s"
+    return f"{seconds:,.15g} s"
 
 
 MICROS_PER_CENT = 10_000

@@ -91,21 +91,23 @@ _LETTERS_LIKE_COLONS = "ːˑׅ։"
 def plan_reach(steps: Sequence[tuple[RunConfig, Collection[ToolSpec]]]) -> str:
     """Return what the runs of several steps may read, reach and change, as if one run could do it all.
 
-    Steps with different folders or repositories, or with an agent that is not Ava's, are told one after the other.
+    Steps that change different things, or with an agent that is not Ava's, are told one after the other.
     """
     configs = [config for config, _specs in steps]
-    folders: set[str] = set()
+    changing = [config for config in configs if config.coding is not None]
+    folders: dict[str, str] = {}  # with their git folders; one that is changed comes first
     namespaces: list[tuple[str, ...]] = []
     has_foreign_agent = False
     for config in configs:
-        if config.workspace is not None:
-            folders.add(config.workspace)
         if config.coding is not None:
             namespaces.append(config.coding.namespace)
         if config.foreign:
             has_foreign_agent = True
-    if has_foreign_agent or len(folders) > 1 or len(namespaces) > 1:
+    if has_foreign_agent or len(namespaces) > 1:
         return separate_reach(configs)
+    for config in (*changing, *configs):
+        if config.workspace is not None:
+            folders.setdefault(config.workspace, config.git_folder or "")
     tools: dict[str, ToolSpec] = {}
     web_readers: list[RunConfig] = []  # with a tool that reads pages; a search alone does not count
     for config, specs in steps:
@@ -115,23 +117,18 @@ def plan_reach(steps: Sequence[tuple[RunConfig, Collection[ToolSpec]]]) -> str:
             tools[spec.name] = spec
             if spec.network and not spec.search:
                 web_readers.append(config)
+    first = next(iter(folders), None)
     together = RunReach(
-        workspace=next(iter(folders), None),
+        workspace=first,
         earlier=_earlier_runs(configs),
         confinement=_weakest_confinement(configs),
         network=any(config.network for config in configs),
         namespace=next(iter(namespaces), ()),
         hosts=_hosts_of(web_readers),
-        git_folder=_first_git_folder(configs),
+        git_folder="" if first is None else folders[first],
+        others={path: git_folder for path, git_folder in folders.items() if path != first},
     )
     return reach(tools.values(), together)
-
-
-def _first_git_folder(configs: Iterable[RunConfig]) -> str:
-    for config in configs:
-        if config.git_folder:
-            return config.git_folder
-    return ""
 
 
 def separate_reach(configs: Iterable[RunConfig]) -> str:
@@ -361,6 +358,8 @@ def reused_lines(config: RunConfig, now_us: int) -> list[str]:
 
 
 def _attention(config: RunConfig, brief: Brief, day: DayLeft) -> Iterator[str]:
+    for note in config.clamped:
+        yield f"{note[0].upper()}{note[1:]}."
     steps_by_line: dict[str, list[str]] = {}
     for step in config.steps:
         for line in attention_lines(step.config):

@@ -5,8 +5,8 @@ The proposal and the role trust screen say it in the same words, so that they ca
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ava_roles.mcp_client.server_tools import server_of
 from ava_roles.tool import ToolSpec
@@ -29,6 +29,7 @@ class RunReach:
         namespace: The paths of the folder that it may change.
         hosts: The only hosts that it may read from the web.
         git_folder: The git folder that it uses outside of its checkout; empty without one.
+        others: More folders that runs of a plan read, each with its git folder.
     """
 
     workspace: str | None
@@ -38,6 +39,7 @@ class RunReach:
     namespace: Sequence[str] = ()
     hosts: Sequence[str] = ()
     git_folder: str = ""
+    others: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 ANY_RUN = RunReach(workspace=None, earlier=0, confinement="", network=False)
@@ -52,7 +54,8 @@ def reach(specs: Collection[ToolSpec], run: RunReach = ANY_RUN) -> str:
     folder = _folder(flags, run)
     changed = _changed_files(flags, run)
     parts: list[str] = []
-    reads = _reads(folder, changed, run.hosts, flags_of(own))
+    others = [_with_git_folder(path, git_folder) for path, git_folder in run.others.items()]
+    reads = _reads(folder, others, changed, run.hosts, flags_of(own))
     if reads:
         parts.append(reads)
     if changed or "commands" in flags:  # what was changed is verified by a command
@@ -81,9 +84,13 @@ def _folder(flags: Collection[str], run: RunReach) -> str:
         return ""
     if run.workspace is None:
         return ""
-    folder = named_path(run.workspace)
-    if folder and run.git_folder:
-        folder += f" (git folder {named_path(run.git_folder)})"
+    return _with_git_folder(run.workspace, run.git_folder)
+
+
+def _with_git_folder(path: str, git_folder: str) -> str:
+    folder = named_path(path)
+    if folder and git_folder:
+        folder += f" (git folder {named_path(git_folder)})"
     return folder
 
 
@@ -98,14 +105,17 @@ def _changed_files(flags: Collection[str], run: RunReach) -> str:
     return list_names([named_path(path, PATH_CHARS) for path in run.namespace], PATHS)
 
 
-def _reads(folder: str, changed: str, hosts: Sequence[str], flags: Collection[str]) -> str:
-    """Return what is read of files and the web, and changed of files; empty for nothing."""
+def _reads(folder: str, others: Sequence[str], changed: str, hosts: Sequence[str], flags: Collection[str]) -> str:
+    """Return what is read of files and the web, and changed of files; empty for nothing. `others`: more folders."""
     web = _web_reach(folder, hosts, flags)
     if not folder:
         return web
     words = f"read {folder}"
     if changed:
         words += f", change {changed} on a new branch of it"
+    if others:
+        words += f", read {' and '.join(others)}" if changed else f" and {' and '.join(others)}"
+        return f"{words}, {web}" if web else words
     if web:
         words += f" and {web}"
     return words
@@ -134,7 +144,9 @@ def _command_reach(specs: Collection[ToolSpec], run: RunReach, *, reads: bool, c
     if run.confinement == "none":
         return f"{what} WITHOUT A SANDBOX, with all your own permissions"
     where = "on an empty folder"
-    if changes:
+    if run.others:
+        where = "on worktrees and copies of them" if changes else "on copies of them"
+    elif changes:
         where = "on a worktree of it"
     elif reads:
         where = "on a copy of it"

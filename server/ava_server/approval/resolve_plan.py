@@ -90,7 +90,7 @@ def resolve_plan(
         BadInput: The cost cap is too low for useful work in one of the steps.
     """
     works = [known.get(one.step.id, KnownWork()) for one in resolved]
-    most_micros = _cost_cap(args, resolved, works)
+    most_micros, sum_micros = _cost_cap(args, resolved, works)
     steps = tuple(_step_config(one, most_micros, args.timeout, work) for one, work in zip(resolved, works, strict=True))
     chain_s = longest_path_s(steps, {step.id: step.config.timeout_s for step in steps})
     timeout_s = args.timeout or min(math.ceil(chain_s / HOUR_S) * HOUR_S, LONGEST_S)
@@ -103,6 +103,7 @@ def resolve_plan(
         asked=asked,
         name=args.name,
         task_id=args.task_id,
+        clamped=_clamped(args, sum_micros),
     ).model_copy(update={"goes_on_from": goes_on_from})
     by_id = {one.step.id: one.brief.model_copy(update={"step": one.step.id}) for one in resolved}
     brief = Brief(
@@ -113,15 +114,27 @@ def resolve_plan(
     return config, brief
 
 
-def _cost_cap(args: PlanArgs, resolved: Sequence[ResolvedStep], works: Sequence[KnownWork]) -> int:
-    """Return the cost cap of a plan, in micro-USD. Raises BadInput if it buys no useful work for one of its steps."""
+def _clamped(args: PlanArgs, sum_micros: int) -> tuple[str, ...]:
+    """Return a sentence on the cost cap that was asked for, if the caps of the steps' runs are lower together."""
+    if args.max_cost_cents is None or sum_micros == 0 or COST.stored(args.max_cost_cents) <= sum_micros:
+        return ()
+    wanted = COST.text(COST.stored(args.max_cost_cents))
+    return (f"max_cost_cents was asked as {wanted}, and lowered to what its runs may cost, {COST.text(sum_micros)}",)
+
+
+def _cost_cap(args: PlanArgs, resolved: Sequence[ResolvedStep], works: Sequence[KnownWork]) -> tuple[int, int]:
+    """Return the cost cap of a plan, and the sum of its runs' caps, in micro-USD.
+
+    Raises BadInput if the cap buys no useful work for one of its steps.
+    """
     paid: list[tuple[ResolvedStep, int]] = []
     for one, work in zip(resolved, works, strict=True):
         if not one.config.free:
             paid.append((one, _new_runs(one, work)))
-    most_micros: float = sum(one.config.max_cost_micros * runs for one, runs in paid)
+    sum_micros = sum(one.config.max_cost_micros * runs for one, runs in paid)
+    most_micros: float = sum_micros
     if args.max_cost_cents is not None:
-        most_micros = min(COST.stored(args.max_cost_cents), most_micros)
+        most_micros = min(COST.stored(args.max_cost_cents), sum_micros)
     for one, runs in paid:
         least = one.config.least_micros
         if runs and most_micros < least:
@@ -129,7 +142,7 @@ def _cost_cap(args: PlanArgs, resolved: Sequence[ResolvedStep], works: Sequence[
                 f"max_cost_cents: {format_usd(int(most_micros), exact=True)} buys no useful work for"
                 f" {named('step', one.step.id)} with {one.config.model}; give {format_usd(least, up=True)} or more"
             )
-    return int(most_micros)
+    return int(most_micros), int(sum_micros)
 
 
 def plan_config(
@@ -142,6 +155,7 @@ def plan_config(
     asked: dict[str, object],
     name: str | None = None,
     task_id: str | None = None,
+    clamped: tuple[str, ...] = (),
 ) -> RunConfig:
     """Return the configuration of a plan: its own caps, and the sums of what its steps may do."""
     models = list(dict.fromkeys(step.config.model for step in steps))
@@ -167,6 +181,7 @@ def plan_config(
         name=name,
         task_id=task_id,
         asked=asked,
+        clamped=clamped,
         steps=tuple(steps),
     )
 

@@ -26,7 +26,7 @@ from ava_server.approval.requests import PlanArgs, RunArgs, SpawnArgs, WholeNumb
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import nearest
 from ava_server.core.names import named, quote_name, quote_names
-from ava_server.models.json_text import deeper_than
+from ava_server.models.json_text import NotJsonError, decode_given, deeper_than
 from ava_server.run_config.config import IfFails, StepInput
 
 MOST_STEPS = 200
@@ -113,8 +113,8 @@ def with_plain_steps(arguments: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(steps, str):
         return arguments
     try:
-        parsed: object = json.loads(steps)
-    except (ValueError, RecursionError):
+        parsed: object = decode_given(steps)
+    except NotJsonError:
         return arguments
     if deeper_than(parsed, DEEPEST):
         return arguments
@@ -232,9 +232,11 @@ class StepFaults:
 def _as_list(given: Any) -> list[dict[str, Any]]:
     if isinstance(given, str):
         try:
-            given = json.loads(given)
-        except (ValueError, RecursionError):
-            raise BadInput(f"steps: {show_value(given)} was given where a list of objects belongs; {_FORM}") from None
+            given = decode_given(given)
+        except NotJsonError as error:
+            raise BadInput(
+                f"steps: {show_value(given)} was given where a list of objects belongs ({error}); {_FORM}"
+            ) from None
     if not isinstance(given, list):
         raise BadInput(f"steps: {show_value(given)} was given where a list of objects belongs; {_FORM}")
     steps = cast("list[Any]", given)

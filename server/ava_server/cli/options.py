@@ -9,7 +9,6 @@ description comes from a model or a task.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -332,15 +331,36 @@ def split_names(values: list[str] | None) -> list[str] | None:
     return names
 
 
+MOST_FILE_BYTES = 4_000_000
+"""Bytes of a file that an option names; no task, schema or plan may be as long."""
+
+
+def read_given_text(option: str, file: Path) -> str:
+    """Return the text of a file that a person named, without a byte order mark.
+
+    Raises BadInput if the file cannot be read, is too large, or is not UTF-8.
+    """
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MOST_FILE_BYTES + 1)
+        if len(content) > MOST_FILE_BYTES:
+            raise BadInput(f"{option}: {file} has more than {MOST_FILE_BYTES:,} bytes; give a shorter file")
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadInput(f"{option}: {file} is not UTF-8 text") from None
+    except OSError as error:
+        raise BadInput(f"{option}: {file} cannot be read: {error.strerror}") from None
+
+
 def read_schema(option: str, file: Path | None) -> dict[str, Any] | None:
     """Raises BadInput if the file cannot be read, or does not hold a JSON object."""
+    from ava_server.models.json_text import NotJsonError, decode_given
+
     if file is None:
         return None
     try:
-        schema: object = json.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise BadInput(f"{option}: {file} cannot be read: {error.strerror}; give a file with a JSON schema") from None
-    except (ValueError, RecursionError) as error:
+        schema: object = decode_given(read_given_text(option, file))
+    except NotJsonError as error:
         raise BadInput(f"{option}: {file} is not JSON: {error}; give a file with a JSON schema") from None
     if not isinstance(schema, dict):
         raise BadInput(f'{option}: {file} is not a JSON object; a schema begins like {{"type": "object", …}}')

@@ -6,7 +6,6 @@ next Ava server of this user resumes it.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tomllib
@@ -274,8 +273,11 @@ def _read_stdin(tasks: Sequence[str]) -> Sequence[str]:
         return tasks
     if tasks.count(STDIN) > 1:
         raise BadInput("TASK: - is given twice, and stdin can be read once")
+    content = sys.stdin.buffer.read(options.MOST_FILE_BYTES + 1)
+    if len(content) > options.MOST_FILE_BYTES:
+        raise BadInput(f"TASK: more than {options.MOST_FILE_BYTES:,} bytes came from stdin; give a shorter text")
     try:
-        text = sys.stdin.buffer.read().decode("utf-8").strip()
+        text = content.decode("utf-8-sig").strip()
     except UnicodeDecodeError:
         raise BadInput("TASK: what came from stdin is not UTF-8 text") from None
     if not text:
@@ -291,20 +293,10 @@ def _read_stdin(tasks: Sequence[str]) -> Sequence[str]:
 
 def _read_task(file: Path) -> str:
     """Raises BadInput if the file cannot be read, or holds no text."""
-    text = _read_text("--file", file).strip()
+    text = options.read_given_text("--file", file).strip()
     if not text:
         raise BadInput(f"--file: {file} is empty")
     return text
-
-
-def _read_text(option: str, file: Path) -> str:
-    """Raises BadInput if the file cannot be read, or is not text."""
-    try:
-        return file.read_text("utf-8")
-    except UnicodeDecodeError:
-        raise BadInput(f"{option}: {file} is not UTF-8 text") from None
-    except OSError as error:
-        raise BadInput(f"{option}: {file} cannot be read: {error.strerror}") from None
 
 
 def checked_settings(request: RunRequest) -> Settings:
@@ -368,7 +360,7 @@ def plan_request(file: Path, common: Mapping[str, Any]) -> dict[str, Any]:
     The file is TOML (`[[steps]]`) or JSON: an object with `steps`, or only their list. Raises BadInput if it cannot be
     read, or is neither.
     """
-    parsed = _parse_plan(file, _read_text("--steps", file))
+    parsed = _parse_plan(file, options.read_given_text("--steps", file))
     plan: dict[str, Any] = {}
     if isinstance(parsed, dict):
         plan = cast("dict[str, Any]", parsed)
@@ -382,13 +374,13 @@ def plan_request(file: Path, common: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_plan(file: Path, text: str) -> object:
-    """Raises BadInput if it is neither TOML nor JSON."""
-    if file.suffix.lower() == ".toml" or text.lstrip().startswith("[["):
-        kind, parse = "TOML", tomllib.loads
-    else:
-        kind, parse = "JSON", json.loads
+    """Raises BadInput if it is neither TOML nor JSON, or has a key twice."""
+    from ava_server.models.json_text import decode_given
+
+    is_toml = file.suffix.lower() == ".toml" or text.lstrip().startswith("[[")
+    kind = "TOML" if is_toml else "JSON"
     try:
-        return parse(text)
+        return tomllib.loads(text) if is_toml else decode_given(text)
     except (ValueError, RecursionError) as error:
         raise BadInput(
             f"--steps: {file} is not {kind}: {error}; begin each step with [[steps]], or give JSON"

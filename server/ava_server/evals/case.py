@@ -334,7 +334,7 @@ def read_toml(path: Path, kind: type[T], **fields: Any) -> T | list[str]:
     """Return what is in a file, with further `fields`, or every fault of it as `file:line: sentence`. Blocking."""
     text = ""
     try:
-        text = read_bytes(path, MOST_BYTES).decode()
+        text = read_bytes(path, MOST_BYTES).decode("utf-8-sig")
         document = tomllib.loads(text)
         faults: list[tuple[tuple[str | int, ...], str]] = []
         for key, value in document.items():

@@ -42,6 +42,17 @@ def decode(text: str) -> Any:
         raise NotJsonError(str(error)) from error
 
 
+def decode_given(text: str) -> Any:
+    """Read JSON that a person or a host wrote, also after a byte order mark.
+
+    Raises NotJsonError: it is no JSON, too deep, or an object has a key twice, of which one would be lost.
+    """
+    try:
+        return _UNIQUE_DECODER.decode(text.removeprefix("\ufeff"))
+    except (ValueError, RecursionError) as error:
+        raise NotJsonError(str(error)) from error
+
+
 def decode_at(text: str, at: int) -> tuple[Any, int]:
     """Return the storable JSON that begins at a place, and where it ends. Raises NotJsonError: no JSON, or too deep."""
     try:
@@ -214,6 +225,16 @@ def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) <= _LONGEST_INT else math.inf
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of these members. Raises ValueError if one of the keys stands twice."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        keys = [key for key, _value in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice[:60]!r} stands twice in one object; give it once")
+    return members
+
+
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not JSON")
 
@@ -224,5 +245,6 @@ def _s(count: int) -> str:
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _DECODER = json.JSONDecoder(parse_int=_integer)
+_UNIQUE_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 _STRICT_DECODER = json.JSONDecoder(parse_int=_integer, parse_constant=_refuse)
 _LOOSE_DECODER = json.JSONDecoder(parse_int=_integer, parse_constant=_refuse, strict=False)

@@ -12,7 +12,7 @@ import pytest
 from support.runs import plans
 from support.runtime import PRICED, open_lab, submit
 
-from ava_server.approval.steps import read_steps, replace_references
+from ava_server.approval.steps import read_steps, replace_references, with_plain_steps
 from ava_server.core.errors import BadInput
 
 
@@ -48,6 +48,17 @@ def test_faults_of_steps_are_named_at_once_with_what_to_write() -> None:
         'step "all": foreach: "find.f1" is not a list by the output_schema of the step "find"',
     ):
         assert said in str(refused.value)
+
+
+def test_steps_as_text_may_have_a_mark_and_no_key_twice() -> None:
+    step = '{"id": "a", "role": "r", "task": "x"}'
+    [read] = read_steps(f"\ufeff[{step}]", {})
+    assert read.id == "a"
+    assert with_plain_steps({"steps": f"\ufeff[{step}]"}) == {"steps": [json.loads(step)]}
+    twice = '[{"id": "a", "role": "r", "task": "x", "task": "y"}]'
+    assert with_plain_steps({"steps": twice}) == {"steps": twice}
+    with pytest.raises(BadInput, match="the key 'task' stands twice in one object; give it once"):
+        read_steps(twice, {})
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from typer.main import get_command
 from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_roles.errors import RoleFileError, UnknownRole
 from ava_server.cli import app
-from ava_server.cli.options import name_options
+from ava_server.cli.options import name_options, read_schema
+from ava_server.cli.run import plan_request
 from ava_server.config.keys import DELIVERS
 from ava_server.core.commands import TWO_WORDS
 from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelTimeout, Refused
@@ -84,6 +85,53 @@ def test_a_file_of_steps_with_other_json_is_refused_in_a_sentence(tmp_path: Path
     refused = ava(tmp_path / "data", "run", "--steps", str(plan), "--yes", "--max-cost", "1")
     assert refused.returncode == 2 and says in refused.stderr, refused.stderr
     assert refused.stderr.startswith("ava: --") and refused.stderr.count("\n") == 1
+
+
+STEP = b'{"id": "a", "role": "researcher", "task": "x"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("plan.json", b"\xef\xbb\xbf[" + STEP + b"]"),
+        ("plan.toml", b'\xef\xbb\xbf[[steps]]\nid = "a"\nrole = "researcher"\ntask = "x"\n'),
+        ("plan", b'\xef\xbb\xbf[[steps]]\nid = "a"\nrole = "researcher"\ntask = "x"\n'),
+    ],
+)
+def test_a_file_of_steps_may_begin_with_a_byte_order_mark(tmp_path: Path, name: str, content: bytes) -> None:
+    plan = tmp_path / name
+    plan.write_bytes(content)
+    assert plan_request(plan, {}) == {"steps": [{"id": "a", "role": "researcher", "task": "x"}]}
+
+
+def test_files_that_options_name_are_read_to_a_bound_and_without_a_mark(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--steps: /dev/zero has more than 4,000,000 bytes"):
+        plan_request(Path("/dev/zero"), {})
+    with pytest.raises(BadInput, match="--output-schema: /dev/zero has more than 4,000,000 bytes"):
+        read_schema("--output-schema", Path("/dev/zero"))
+    schema = tmp_path / "schema.json"
+    schema.write_bytes(b'\xef\xbb\xbf{"type": "object"}')
+    assert read_schema("--output-schema", schema) == {"type": "object"}
+    schema.write_text('{"type": "object", "type": "array"}')
+    with pytest.raises(BadInput, match="the key 'type' stands twice in one object"):
+        read_schema("--output-schema", schema)
+    endless = ava(tmp_path / "data", "run", "researcher", "-", "--yes", stdin="x" * 4_000_001)
+    assert endless.returncode == 2 and "more than 4,000,000 bytes came from stdin" in endless.stderr
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'[{"id": "a", "role": "researcher", "task": "x", "task": "y"}]',
+        b'{"steps": [], "steps": [' + STEP + b"]}",
+        b'[{"id": "a", "role": "researcher", "task": "x", "output_schema": {"type": "object", "type": "array"}}]',
+    ],
+)
+def test_a_key_that_stands_twice_in_a_file_of_steps_is_refused(tmp_path: Path, content: bytes) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_bytes(content)
+    with pytest.raises(BadInput, match=r"the key '(task|steps|type)' stands twice in one object; give it once"):
+        plan_request(plan, {})
 
 
 @pytest.mark.parametrize(
