@@ -10,6 +10,7 @@ import anyio
 import pytest
 from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, run_model_server
 
+from ava_audit.events import Usage
 from ava_server.core.errors import ModelError, ModelTimeout
 from ava_server.models.base import Completion, Request, UserTurn
 from ava_server.models.errors import Endpoint, may_have_been_billed
@@ -324,6 +325,15 @@ async def test_events_that_are_no_json_are_skipped(clients: ClientPool) -> None:
         completion = await ask(server.base_url, clients)
     assert completion.text == "4"
     assert "skipped 2 event(s) that are no JSON object" in completion.notes
+
+
+async def test_an_answer_that_azures_filter_cut_off_is_booked_by_its_usage(clients: ClientPool) -> None:
+    choice = {"index": 0, "finish_reason": "content_filter", "content_filter_results": {"hate": {"filtered": True}}}
+    body = {"choices": [choice], "usage": {"prompt_tokens": 100, "completion_tokens": 0, "total_tokens": 100}}
+    with run_model_server([Raw([json.dumps(body).encode()], "application/json")]) as server:
+        completion = await ask(server.base_url, clients)
+    assert (completion.stop_reason, completion.text) == ("content_filter", "")
+    assert completion.usage == Usage(input_tokens=100)
 
 
 async def test_usage_in_an_event_with_an_error_counts(clients: ClientPool) -> None:

@@ -208,6 +208,11 @@ def test_a_stream_parses_the_same_wherever_it_is_split(line_end: str, data: st.D
     assert read_events([wire[a:b] for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True)]) == read_events([wire])
 
 
+def test_an_error_field_without_an_error_is_none() -> None:
+    reader = EventReader()
+    assert reader.feed(b'error: null\n\nerror:\ndata: {"a": 1}\n\n') == ['{"a": 1}'] and not reader.errors
+
+
 def test_a_stream_parses_the_same_byte_by_byte() -> None:
     wire = WHOLE.encode()
     assert read_events([wire[n : n + 1] for n in range(len(wire))]) == read_events([wire])

@@ -95,8 +95,10 @@ class EventReader:
                 self.replaced += replaced
                 self._data.append(text)
             elif line.startswith(b"error:"):  # llama.cpp and what stands on it
-                self._name = "error"
-                self._data.append(json_text.decode_text(line[6:].strip())[0])
+                text, _ = json_text.decode_text(line[6:].strip())
+                if text not in ("", "null"):
+                    self._name = "error"
+                    self._data.append(text)
             elif line.startswith(b"event:"):
                 self._name = line[6:].strip().decode("utf-8", "replace")
             elif not line and self._data:
