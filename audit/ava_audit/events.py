@@ -432,6 +432,8 @@ class MoneyAwaited(Fact):
     the call and the last turn after it, and `least` that of the smallest form in which the call is still useful.
     `missing` is what was missing when the wait began, and `runs` how many other runs held money then. A wait also ends
     with a reservation, a pause, a new owner, and the run's end.
+
+    `returned`: the run's process is gone, and what it held for its last turn went back to others who wait for money.
     """
 
     scope: str = ""
@@ -441,8 +443,11 @@ class MoneyAwaited(Fact):
     missing: int = 0
     runs: int = 0
     over: bool = False
+    returned: int = 0
 
     def search_text(self) -> str:
+        if self.returned:
+            return "its process is gone; the money for its last turn was returned"
         return "waits for money no longer" if self.over else f"waits for money in {self.scope}"
 
 

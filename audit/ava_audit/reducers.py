@@ -374,7 +374,10 @@ def _stop_waiting(run: RunRow) -> None:
     run.waits_for = run.waits_until_us = run.asked = None
 
 
-def _money_awaited(_state: State, run: RunRow, header: Header, fact: MoneyAwaited) -> None:
+def _money_awaited(state: State, run: RunRow, header: Header, fact: MoneyAwaited) -> None:
+    if fact.returned:
+        _return_last_turn(state, run)
+        return
     if fact.over:
         _end_money_wait(run, header.ts_us)
         return
@@ -512,16 +515,21 @@ def _completed(run: RunRow, header: Header) -> None:
 
 
 def _ended(state: State, run: RunRow, header: Header, fact: RunEnded) -> None:
-    if run.wrap_scopes is not None:
-        _hold(state, from_json(run.wrap_scopes), -run.wrap_micros)
+    _return_last_turn(state, run)
     run.state = fact.status
     run.stop_reason = fact.stop_reason
     run.error_kind = fact.error_kind
     run.ended_us = header.ts_us
     _end_money_wait(run, header.ts_us)
     _stop_waiting(run)
-    run.wrap_micros, run.wrap_scopes = 0, None
     run.active_us = max(run.active_us, fact.active_us)
+
+
+def _return_last_turn(state: State, run: RunRow) -> None:
+    """Return what a run holds for its last turn."""
+    if run.wrap_scopes is not None:
+        _hold(state, from_json(run.wrap_scopes), -run.wrap_micros)
+    run.wrap_micros, run.wrap_scopes = 0, None
 
 
 def _holdings(run: RunRow | None, *, calls: bool) -> Iterator[tuple[Sequence[str], int]]:

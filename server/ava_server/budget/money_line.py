@@ -82,6 +82,8 @@ class NoRoom:
 
 def money_wait_words(fact: MoneyAwaited) -> str:
     """Return an entry in words: `waits for $0.12 that 2 other runs hold`."""
+    if fact.returned:
+        return f"returned {format_usd(fact.returned)}, held for its last turn: its process is gone, and others wait"
     if fact.over:
         return "waits for money no longer"
     return f"waits for {_awaited_words(fact.missing, fact.runs)}"
@@ -115,8 +117,8 @@ def awaited_money(view: View, run: RunRow, is_alive: Callable[[str], bool]) -> s
             continue
         if other.instance is not None and is_alive(other.instance):
             holders += 1
-    if holders == 0:  # it asks again within a second, and does not wait for runs that nobody works on
-        return f"{format_usd(missing)} that paused runs hold"
+    if holders == 0:  # it asks again within a second; of runs whose process is gone, it settles what they hold
+        return f"{format_usd(missing)} that paused or interrupted runs hold"
     return _awaited_words(missing, holders)
 
 

@@ -38,7 +38,7 @@ from ava_server.web.context import environment as templates
 SCHEDULES, LONG_SCHEDULES, BLOCKS = 150, 2_500, 40
 CAME = (
     "granted", "waits", "asked again, nothing written", "gives way", "refused", "went with nothing in flight",
-    "overrun", "dead", "pause", "midnight", "ended",
+    "overrun", "dead", "settled", "pause", "midnight", "ended",
 )  # fmt: skip
 
 
@@ -236,7 +236,9 @@ async def test_an_approval_queues_until_what_others_hold_is_free(tmp_path: Path)
             while "starts when $" not in str(shown.waits_for):
                 await anyio.sleep(0.05)
                 shown = await lab.check(second)
-        assert shown.state == QUEUED and shown.waits_for.endswith(" is free")
+        holds = format_usd((await lab.run(first)).held_in(first))
+        says = f" is free; {first} holds {holds} and is at work: wait for it, or `ava cancel {first}`"
+        assert shown.state == QUEUED and shown.waits_for.endswith(says)
         gate.released.set()
         assert [(await lab.ended(run_id)).state for run_id in (first, second)] == ["success", "success"]
 
@@ -260,7 +262,7 @@ async def test_an_approval_says_which_paused_run_holds_what_it_waits_for(tmp_pat
                 shown = await lab.check(second)
         holds = format_usd((await lab.run(first)).wrap_micros)
         assert shown.waits_for.endswith(
-            f" is free; {first} holds {holds} of it and is paused: let it go on, or cancel it"
+            f" is free; {first} holds {holds} and is paused: let it go on, or `ava cancel {first}`"
         )
         await lab.call("cancel_subagent", subagent_id=first)
         assert (await lab.ended(second)).state == "success"

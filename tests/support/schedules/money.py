@@ -24,6 +24,7 @@ from ava_audit.events import (
     Event,
     Fact,
     Fence,
+    MoneyAwaited,
     RunClaimed,
     RunEnded,
     RunPaused,
@@ -51,6 +52,7 @@ from ava_server.budget.caps import (
 from ava_server.budget.money_line import MoneyWait, Patience
 from ava_server.budget.user_limits import DayCaps
 from ava_server.models.prices import Price
+from ava_server.runs.record.claims import settle
 from support.log import plan_events
 from support.schedules.play import config
 
@@ -225,6 +227,8 @@ class MoneySchedule:
                     self.came["overrun"] += 1
             case RunEnded():
                 self.ledger.end(run.id)
+            case MoneyAwaited() if fact.returned:
+                self.ledger.end(run.id)
             case _:
                 pass
 
@@ -255,6 +259,10 @@ class MoneySchedule:
             self.now_us += DAY_US - self.now_us % DAY_US
             self.day = day_of(self.now_us)
             self.came["midnight"] += 1
+        elif run.state == "dead" and luck < 0.5:  # somebody waits for what it holds
+            self.write_all(run, settle(run.id, frozenset({run.id}))(self.view, self.now_us).events)
+            run.held = []
+            self.came["settled"] += 1
         elif run.state == "dead":
             self.take_over(run)
         elif run.state == "paused":

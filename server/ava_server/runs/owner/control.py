@@ -17,11 +17,12 @@ from ava_audit.events import CancelledBy, Channel, Who
 from ava_audit.rows import QUEUED, RUNNING, RunRow
 from ava_audit.store.backend import Instances
 from ava_audit.store.store import Store
+from ava_audit.units import US_PER_S, now_us
 from ava_audit.view import Command
 from ava_server.approval.proposals import SpawnLimits, brief_of
 from ava_server.run_config.config import config_of
 from ava_server.runs.record.changes import LATE, KeptChanges
-from ava_server.runs.record.claims import NotResumed, interrupt_runs, resume
+from ava_server.runs.record.claims import NotResumed, interrupt_runs, resume, settle
 from ava_server.runs.record.endings import ON_REQUEST, RunFiles, cancel, end_for_owner, end_overdue
 from ava_server.runs.record.result import RunResult
 
@@ -224,11 +225,16 @@ async def _begin(until: float, work: Callable[..., T], *args: object) -> T:
 
 
 class GoneOwners:
-    """The owners of running runs that are no longer alive, looked up at most every `GONE_EVERY_S`."""
+    """The owners of running runs that have been gone for a lease, looked up at most every `GONE_EVERY_S`.
 
-    def __init__(self, store: Store, control: RunControl) -> None:
+    Their runs hold no money any more: whoever waits for money asks here, and that settles what they held. Within the
+    lease, a process that can continue such a run takes it over, and keeps what it holds.
+    """
+
+    def __init__(self, store: Store, control: RunControl, lease_s: float) -> None:
         self._store = store
         self._control = control
+        self._lease_s = lease_s
         self._gone = frozenset[str]()
         self._looked_s = float("-inf")
 
@@ -236,5 +242,26 @@ class GoneOwners:
         if anyio.current_time() - self._looked_s >= GONE_EVERY_S:
             self._looked_s = anyio.current_time()
             rows = await self._store.look(lambda view: view.runs(states=(RUNNING,), limit=-1))
-            self._gone = await anyio.to_thread.run_sync(self._control.gone, rows)
+            lost = await anyio.to_thread.run_sync(self._lost, rows)
+            self._gone = frozenset(str(row.instance) for row in lost)
+            for row in lost:
+                if row.in_flight is not None or row.wrap_micros:
+                    await self._settle(row)
         return self._gone
+
+    def _lost(self, rows: Sequence[RunRow]) -> list[RunRow]:
+        """Return the runs whose owner is gone and was last seen at work more than a lease ago. Blocking."""
+        gone = self._control.gone(rows)
+        before_us = now_us() - round(self._lease_s * US_PER_S)
+        lost: list[RunRow] = []
+        for row in rows:
+            if row.instance in gone and max(row.last_us or 0, self._control.seen_us(row) or 0) < before_us:
+                lost.append(row)
+        return lost
+
+    async def _settle(self, run: RunRow) -> None:
+        try:
+            if await self._store.do(settle(run.id, self._gone)):
+                log.warning("%s: its process is gone; what it held is returned to those who wait for it", run.id)
+        except ValueError:  # a newer Ava wrote what was approved: that one settles it
+            log.debug("%s cannot be settled by this version", run.id)

@@ -149,7 +149,7 @@ class Manager:
         self._plan_inputs = PlanInputs(resources.render_result, resources.day_caps)
         self._live_workers = LiveWorkers(instances)
         self._background = BackgroundWorkers(store, instances, WorkerProcesses(settings.paths), resources.credentials)
-        self._gone_owners = GoneOwners(store, self.control)
+        self._gone_owners = GoneOwners(store, self.control, settings.lease_s)
         self._membership = membership
         self._owned: dict[str, AgentRun | PlanRun | None] = {}
         self._board = ActivityBoard(membership, lambda: {run.id: run.activity for run in self._driven()})
@@ -360,6 +360,8 @@ class Manager:
             return waits
 
         waits = await self._store.look(query) if new else {}
+        if waits:  # what runs hold whose process is gone comes back; the next look finds it
+            await self._gone_owners.now()
         for run_id, why in waits.items():
             self._notes.wait_for_turn(run_id, why)
         self._short_of_money = frozenset(waits)

@@ -16,6 +16,7 @@ from ava_audit.events import (
     CostUpdate,
     Event,
     Fence,
+    MoneyAwaited,
     RunClaimed,
     RunPaused,
     RunResumed,
@@ -199,6 +200,27 @@ def lost_micros(view: View, run: RunRow) -> int:
             case _:
                 pass
     return sum(lost.values())
+
+
+def settle(run_id: str, gone: frozenset[str]) -> Command[bool]:
+    """Book the calls of an interrupted run as unknown, and return what it holds for its last turn.
+
+    Whoever waits for that money may do so: it needs neither the run's key nor its folder. The run does not move: it
+    stays interrupted, for a process that can continue it. An owner that wakes up after all reserves anew. False: it
+    holds nothing, or is not interrupted.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[bool]:
+        run = view.run(run_id)
+        if run is None or situation(run, now_us, gone=gone) != "interrupted":
+            return Outcome(False)
+        agent = agent_of(run)
+        events = list(settle_unknown(run, agent, purpose=in_flight_purpose(view, run)))
+        if run.wrap_micros:
+            events.append(Event(agent, MoneyAwaited(over=True, returned=run.wrap_micros), run_id=run.id))
+        return Outcome(bool(events), tuple(events))
+
+    return command
 
 
 # -- pausing ----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import anyio
@@ -21,7 +22,6 @@ from ava_server.budget.caps import end_money_wait, money_caps
 from ava_server.budget.money_line import CapLeft, MoneyWait, Patience
 from ava_server.budget.user_limits import DayCaps
 from ava_server.run_config.config import config_of
-from ava_server.runs.record.claims import waits_for_resume
 from ava_server.runs.record.lifecycle import paused
 from ava_server.runs.turn.context import ActiveRun, RunLeft
 
@@ -38,14 +38,14 @@ PAUSE_S = 0.02
 """Seconds between two requests at least: what is settled together is looked at together."""
 END_S = 3.0
 NAMED = 3
-"""Paused runs that are named, at most."""
+"""Runs that hold the money and are named, at most."""
 
 
 def start_wait(view: View, run: RunRow, caps: DayCaps, now_us: int, gone: frozenset[str]) -> str | None:
     """Return what an approved run waits for before it starts: money that other runs hold; None where it can start.
 
-    One that would not fit with nothing held starts too: its first call says so, and it ends. Where only runs that are
-    paused hold what is missing, the words say what to do: they may return it only when a person acts.
+    One that would not fit with nothing held starts too: its first call says so, and it ends. The words name who holds
+    what is missing, and say what to do: paused runs may return it only when a person acts.
     """
     config = config_of(run.config)
     if config.free:
@@ -60,32 +60,52 @@ def start_wait(view: View, run: RunRow, caps: DayCaps, now_us: int, gone: frozen
     if not short:
         return None
     words = f"starts when {format_usd(least)} is free"
-    paused_holders = [each for each in view.unended_holders() if _is_paused(view, each, now_us, gone)]
+    all_holders = view.unended_holders()
     for each in short:
-        holders = [holder for holder in paused_holders if holder.held_in(each.scope) > 0]
-        held = sum(holder.held_in(each.scope) for holder in holders)
-        if each.left + view.bucket(each.scope).held_micros - held < least:
-            return f"{words}; {_paused_words(run, holders, held)}"
+        holders = [holder for holder in all_holders if holder.held_in(each.scope) > 0]
+        waiting = [holder for holder in holders if paused(holder, now_us)]
+        if each.left + view.bucket(each.scope).held_micros - _held(waiting, each.scope) < least:
+            return f"{words}; {_holder_words(run, waiting, each.scope, PAUSED)}"
+    scope = short[0].scope
+    holders = [holder for holder in all_holders if holder.held_in(scope) > 0]
+    lost = [holder for holder in holders if holder.instance in gone]
+    at_work = [holder for holder in holders if holder not in lost and not paused(holder, now_us)]
+    if at_work:
+        return f"{words}; {_holder_words(run, at_work, scope, AT_WORK)}"
+    if lost:
+        return f"{words}; {_holder_words(run, lost, scope, LOST)}"
     return words
 
 
-def _is_paused(view: View, run: RunRow, now_us: int, gone: frozenset[str]) -> bool:
-    """Tell whether a run continues only after a pause, or when a person resumes it."""
-    if run.instance is not None and run.instance in gone:
-        return waits_for_resume(view, run, now_us)
-    return paused(run, now_us)
+@dataclass(frozen=True)
+class _Holding:
+    """What is said of runs that hold money, and of what to do about it; `{run}` is one of them."""
+
+    adjective: str
+    one: str
+    several: str
 
 
-def _paused_words(run: RunRow, holders: Sequence[RunRow], held: int) -> str:
-    """Return which paused runs hold money, and what to do; other users' runs are not named."""
-    money = format_usd(held)
+PAUSED = _Holding("paused", "let it go on, or `ava cancel {run}`", "let one go on, or `ava cancel {run}`")
+AT_WORK = _Holding("at work", "wait for it, or `ava cancel {run}`", "wait for them, or `ava cancel {run}`")
+LOST = _Holding("interrupted", "that comes back within a minute", "that comes back within a minute")
+
+
+def _held(holders: Sequence[RunRow], scope: str) -> int:
+    return sum(holder.held_in(scope) for holder in holders)
+
+
+def _holder_words(run: RunRow, holders: Sequence[RunRow], scope: str, kind: _Holding) -> str:
+    """Return which runs hold money, and what to do; other users' runs are not named."""
+    money = format_usd(_held(holders, scope))
     own = [holder.id for holder in holders if holder.user_id == run.user_id]
     if not own:
-        return f"paused runs of other users hold {money} of it"
+        return f"runs of other users that are {kind.adjective} hold {money}"
     if len(own) == len(holders) == 1:
-        return f"{own[0]} holds {money} of it and is paused: let it go on, or cancel it"
+        return f"{own[0]} holds {money} and is {kind.adjective}: {kind.one.format(run=own[0])}"
     others = "" if len(own) == len(holders) else ", and runs of other users,"
-    return f"{list_names(own, NAMED)}{others} hold {money} of it and are paused: let one go on, or cancel it"
+    names = f"{list_names(own, NAMED)}{others}"
+    return f"{names} hold {money} and are {kind.adjective}: {kind.several.format(run=own[0])}"
 
 
 class MoneyQueue:
