@@ -20,11 +20,19 @@ from support.logs.schemas import MIGRATES, add_novelty, table_names
 from ava_audit import reducers
 from ava_audit.database import Database
 from ava_audit.entries import ENTRY_COLUMNS
-from ava_audit.errors import SchemaNewer, SchemaOlder, StoreUnavailable
+from ava_audit.errors import DataRootRefused, SchemaNewer, SchemaOlder, StoreUnavailable
 from ava_audit.projections import BUDGETS, PLANS, PROJECTIONS, PROPOSALS, RUNS
-from ava_audit.store import sqlite
+from ava_audit.store import schema, sqlite
+from ava_audit.store.backend import OlderSchema
 from ava_audit.store.connection import SqliteDatabase
-from ava_audit.store.schema import MIGRATIONS, SCHEMA_VERSION, migrate, open_in_memory, reducers_changed
+from ava_audit.store.schema import (
+    FIRST_SCHEMA,
+    MIGRATIONS,
+    SCHEMA_VERSION,
+    migrate,
+    open_in_memory,
+    reducers_changed,
+)
 from ava_audit.store.sqlite import backend_of
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
@@ -57,6 +65,36 @@ async def test_refuses_a_newer_database_and_leaves_it_unchanged(tmp_path: Path) 
             pass
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db")) as db:
         assert db.execute("SELECT count(*) FROM events").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("version", [1, 12, FIRST_SCHEMA - 1])
+async def test_refuses_the_log_of_a_version_before_the_first_release_and_leaves_it_unchanged(
+    tmp_path: Path, version: int, database: str
+) -> None:
+    """Their numbers began at 1, as those of releases would have: each would have taken the other for an older log."""
+    statement = f"PRAGMA user_version = {version}" if database == "sqlite" else f"UPDATE meta SET version = {version}"
+    async with Store.open(tmp_path) as log:
+        await write_texts(log, ["a"])
+        await log.maintain(lambda db: db.execute(statement))
+    for older in OlderSchema:
+        with pytest.raises(DataRootRefused, match=f"before its first release .*schema {version}.*`ava export`"):
+            async with Store.open(tmp_path, older=older):
+                pass
+    with pytest.raises(DataRootRefused, match="before its first release"):
+        verify(tmp_path)
+
+
+async def test_a_log_says_which_program_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Store.open(tmp_path) as log:
+        await write_texts(log, ["a"])
+    with monkeypatch.context() as newer:
+        become_newer(newer, add_novelty)
+        newer.setattr(schema, "NEEDED_PROGRAM", "7.8")
+        async with Store.open(tmp_path, older=MIGRATES):
+            pass
+    with pytest.raises(SchemaNewer, match=r"needs ava 7\.8 or newer .*install the newer ava"):
+        async with Store.open(tmp_path):
+            pass
 
 
 @pytest.mark.sqlite_only("looks into the file")
@@ -169,8 +207,8 @@ async def test_an_older_running_program_stops_writing_after_a_migration_and_says
     assert said == ["a newer ava has migrated this data root: restart this server", "2"]
 
 
-SCHEMA = "01453263"
-"""Of `schema.sql`, which is version 1 and stays as it was released: what comes later is a migration."""
+SCHEMA = "d23ce4ea"
+"""Of `schema.sql`, which stays as it was released: what comes later is a migration."""
 REDUCERS = ("369886b2",)
 """Of the reducers, first as they were released, then after each `reducers_changed`."""
 

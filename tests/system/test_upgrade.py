@@ -99,7 +99,7 @@ async def check_downgrade_is_refused(root: Path, folder: Path) -> None:
     kept = file_digests(root)
     for words in (("status", "--once"), ("logs",), ("verify",)):
         done = ava(root, *words)
-        assert done.returncode != 0 and "newer" in done.stdout + done.stderr, words
+        assert done.returncode != 0 and "needs ava 0.9.0 or newer" in done.stdout + done.stderr, words
         assert "Traceback" not in done.stderr
     async with serve_stdio(root, cwd=folder) as back:
         answer = await back.tool_result("check_subagent")
@@ -130,7 +130,7 @@ def newer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("newer")
     python = make_python(folder)
     schema = folder / "audit" / "ava_audit" / "store" / "schema.py"
-    marked = "SCHEMA_VERSION = 1 + len(MIGRATIONS)\n"
+    marked = "SCHEMA_VERSION = FIRST_SCHEMA + len(MIGRATIONS)\n"
     text = schema.read_text("utf-8")
     assert text.count(marked) == 1
     schema.write_text(text.replace(marked, NEWER), "utf-8")

@@ -158,10 +158,9 @@ class PostgresBackend:
 
     def open_to_check(self) -> PostgresDatabase:
         with self._opened() as (db, _conn):
-            version = db.schema_version()
-        if version == 0:
-            raise StoreUnavailable(f"there is no log in {self.place}")
-        schema.needs_migration(version, self.place, OlderSchema.REFUSE)
+            if db.schema_version() == 0:
+                raise StoreUnavailable(f"there is no log in {self.place}")
+            schema.needs_migration(db, self.place, OlderSchema.REFUSE)
         return PostgresDatabase(self._conninfo, LogPlace(), readonly=True)
 
     # -- while it is open ---------------------------------------------------------------------------------------------
@@ -289,7 +288,7 @@ def _make_or_migrate(db: PostgresDatabase, place: str, older: OlderSchema) -> st
     Returns the name of the schema with the copy from before a migration, None if there is no copy.
     """
     version = db.schema_version()
-    if not schema.needs_migration(version, place, older) and version > 0:
+    if not schema.needs_migration(db, place, older) and version > 0:
         return None
     copy = None
     db.execute("BEGIN")
@@ -299,7 +298,7 @@ def _make_or_migrate(db: PostgresDatabase, place: str, older: OlderSchema) -> st
             db.execute("INSERT INTO meta (log_id, version) VALUES (?, 0)", (secrets.token_hex(16),))
         elif older is OlderSchema.COPY_AND_MIGRATE:
             copy = _copy_schema(db, version)
-        schema.apply_migrations(db, max(version, 1))
+        schema.apply_migrations(db, max(version, schema.FIRST_SCHEMA))
         db.execute("UPDATE meta SET version = ?", (schema.SCHEMA_VERSION,))
         db.execute("COMMIT")
     except BaseException:

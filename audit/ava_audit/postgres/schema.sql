@@ -8,6 +8,11 @@ CREATE TABLE meta (
     version bigint NOT NULL
 );
 
+-- The oldest program that knows this schema; one row.
+CREATE TABLE needs (
+    program text NOT NULL
+);
+
 -- The log. `seq` has no gaps; `hash` chains every entry to the one before it.
 CREATE TABLE events (
     seq                bigint PRIMARY KEY,

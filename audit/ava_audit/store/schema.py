@@ -11,7 +11,7 @@ from typing import cast
 
 from ava_audit.database import Database
 from ava_audit.entries import Fault
-from ava_audit.errors import SchemaNewer, SchemaOlder
+from ava_audit.errors import DataRootRefused, SchemaNewer, SchemaOlder
 from ava_audit.projections import rebuild_projections
 from ava_audit.store.backend import OlderSchema
 from ava_audit.store.connection import SqliteDatabase
@@ -26,18 +26,32 @@ def reducers_changed(_db: Database) -> None:
 MIGRATIONS: tuple[Callable[[Database], None], ...] = ()
 """From the schema as it was first released (`schema.sql`, of both databases) to today's, in order."""
 
-SCHEMA_VERSION = 1 + len(MIGRATIONS)
+NEEDED_PROGRAM = "0.2.0"
+"""The oldest program that knows the newest schema, as the log says it in its table `needs`. With a new migration, it is
+the version that will have it."""
+FIRST_SCHEMA = 20
+"""The version of the schema as it was first released. Development versions before it had lower ones: they refuse this
+one as newer in place of migrating it, and no program since then takes theirs for an older log of its own."""
+SCHEMA_VERSION = FIRST_SCHEMA + len(MIGRATIONS)
 
 
-def needs_migration(version: int, place: str, older: OlderSchema) -> bool:
-    """Tell whether a log with this version of the schema, 0 before there is one, has to be migrated.
+def needs_migration(db: Database, place: str, older: OlderSchema) -> bool:
+    """Tell whether a log has to be migrated; one without a schema has not.
 
-    Raises SchemaNewer if a newer program has migrated it; SchemaOlder if it would have to be, and may not.
+    Raises SchemaNewer if a newer program has migrated it; SchemaOlder if it would have to be, and may not;
+    DataRootRefused if it is of a version before the first release.
     """
+    version = db.schema_version()
     if version > SCHEMA_VERSION:
         raise SchemaNewer(
-            f"{place} has schema {version}, this program knows {SCHEMA_VERSION}: install the newer ava, or choose"
-            " another AVA_DATA_ROOT"
+            f"{place} needs {_needed_program(db)} (it has schema {version}, this program knows {SCHEMA_VERSION}):"
+            " install the newer ava, or choose another AVA_DATA_ROOT"
+        )
+    if 0 < version < FIRST_SCHEMA:
+        raise DataRootRefused(
+            f"a development version of ava from before its first release wrote {place} (schema {version}), and no"
+            " release reads it: write it to a file with that version's `ava export` and read the file into a new data"
+            " root with `ava import`, or choose another AVA_DATA_ROOT"
         )
     if version in (0, SCHEMA_VERSION):
         return False
@@ -49,11 +63,26 @@ def needs_migration(version: int, place: str, older: OlderSchema) -> bool:
     return True
 
 
+def _needed_program(db: Database) -> str:
+    """Return the program that a log with a newer schema needs at least."""
+    try:
+        (program,) = db.execute("SELECT program FROM needs").fetchone()
+    except Exception:  # whatever the driver says of a table that is not there
+        return "a newer ava"
+    return f"ava {program} or newer"
+
+
+def _note_needed_program(db: Database) -> None:
+    db.execute("DELETE FROM needs")
+    db.execute("INSERT INTO needs (program) VALUES (?)", (NEEDED_PROGRAM,))
+
+
 def apply_migrations(db: Database, version: int) -> None:
     """Bring a log from a version to the newest, in the caller's transaction."""
-    missing = MIGRATIONS[version - 1 :]
+    missing = MIGRATIONS[version - FIRST_SCHEMA :]
     for migration in missing:
         migration(db)
+    _note_needed_program(db)
     if reducers_changed in missing:
         log.info("the tables are rebuilt from the log, because the rules that derive them have changed")
         rebuild_projections(db)
@@ -65,6 +94,7 @@ def create(db: SqliteDatabase) -> None:
         db.execute(statement)
     for migration in MIGRATIONS:
         migration(db)
+    _note_needed_program(db)
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 

@@ -1,3 +1,8 @@
+-- The oldest program that knows this schema; one row.
+CREATE TABLE needs (
+    program TEXT NOT NULL
+) STRICT;
+
 -- The log. `seq` has no gaps; `hash` chains every entry to the one before it.
 CREATE TABLE events (
     seq                INTEGER PRIMARY KEY,

@@ -113,7 +113,7 @@ class SqliteBackend:
         The caller holds the write lock.
         """
         version = db.schema_version()
-        migrates = needs_migration(version, self.place, older)
+        migrates = needs_migration(db, self.place, older)
         db.execute("PRAGMA journal_mode = WAL")
         if version == 0:
             with transaction(db):
@@ -160,7 +160,7 @@ class SqliteBackend:
                 no_log = sqlite3.DatabaseError("it was emptied, or its beginning is missing")
                 no_log.sqlite_errorcode = sqlite3.SQLITE_NOTADB
                 raise no_log
-            needs_migration(version, self.place, OlderSchema.REFUSE)
+            needs_migration(db, self.place, OlderSchema.REFUSE)
         except BaseException as error:
             db.close()
             why = disk_fault(error, path)

@@ -7,13 +7,14 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from ava_audit.errors import AuditError, SchemaOlder
+from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, SchemaOlder
 from ava_audit.mirror import mirror_faults
 from ava_audit.redaction import Redactor
+from ava_audit.store.backend import OlderSchema
 from ava_audit.store.connection import disk_fault
 from ava_audit.store.locks import lock_fault
 from ava_audit.store.look import OpenedLog, look_at
-from ava_audit.store.schema import SCHEMA_VERSION, schema_faults
+from ava_audit.store.schema import SCHEMA_VERSION, needs_migration, schema_faults
 from ava_audit.store.sqlite import backend_at, backend_of, log_file
 from ava_audit.units import now_us
 from ava_audit.view import View
@@ -36,6 +37,8 @@ _LOST = (
     "Restore a copy of ava.db, or start Ava without one: it then begins a new log, and keeps the old one's files beside"
     " the new ones."
 )
+
+_NEWER = "Install the newer Ava, or set AVA_DATA_ROOT to another folder."
 
 
 def log(setup: Setup) -> Iterator[CheckFinding]:
@@ -70,6 +73,10 @@ def _check_on_server(root: Path) -> CheckFinding:
             head = View(db).head()
     except SchemaOlder as error:
         return CheckFinding("log", "note", str(error))
+    except SchemaNewer as error:
+        return CheckFinding("log", "fault", str(error), _NEWER)
+    except DataRootRefused as error:
+        return CheckFinding("log", "fault", str(error), "Do what it says, or correct AVA_DATABASE_URL.")
     except AuditError as error:
         return CheckFinding("log", "fault", str(error), "Start the Postgres server, or correct AVA_DATABASE_URL.")
     if faults:
@@ -80,20 +87,11 @@ def _check_on_server(root: Path) -> CheckFinding:
 def _check_log(setup: Setup, path: Path, opened: OpenedLog) -> Iterator[CheckFinding]:
     version = opened.db.schema_version()
     size = sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*") if part.is_file())
-    if version > SCHEMA_VERSION:
-        text = f"{path} has schema {version}, and this version knows {SCHEMA_VERSION}: a newer Ava wrote it"
-        yield CheckFinding("log", "fault", text, "Install the newer Ava, or set AVA_DATA_ROOT to another folder.")
-        return
     if version == 0 and size > 0:
         yield CheckFinding("log", "fault", f"{path} is not a log: its beginning is missing", _BROKEN)
         return
-    if version < SCHEMA_VERSION:
-        yield CheckFinding(
-            "log",
-            "note",
-            f"{path} has schema {version}; the next server that starts copies it and brings it to"
-            f" {SCHEMA_VERSION}, and so does `ava migrate`",
-        )
+    if version != SCHEMA_VERSION:
+        yield _other_schema(path, version, opened)
         return
     if faults := schema_faults(backend_at(path).schema_changes(opened.db)):
         for fault in faults:
@@ -103,6 +101,24 @@ def _check_log(setup: Setup, path: Path, opened: OpenedLog) -> Iterator[CheckFin
     yield data.log_size(view.head(), size, partial=opened.partial, more=more)
     lags = data.lags_of(view, mirrors=setup.settings is None or setup.settings.mirrors)
     yield data.upkeep(lags, keeper=data.seems_held(path.with_name("keeper.lock")))
+
+
+def _other_schema(path: Path, version: int, opened: OpenedLog) -> CheckFinding:
+    try:
+        needs_migration(opened.db, str(path), OlderSchema.MIGRATE)
+    except SchemaNewer as error:
+        return CheckFinding(
+            "log", "fault", str(error), "Install the newer Ava, or set AVA_DATA_ROOT to another folder."
+        )
+    except DataRootRefused as error:
+        step = "Export it with the version that wrote it, or set AVA_DATA_ROOT to another folder."
+        return CheckFinding("log", "fault", str(error), step)
+    return CheckFinding(
+        "log",
+        "note",
+        f"{path} has schema {version}; the next server that starts copies it and brings it to {SCHEMA_VERSION}, and so"
+        " does `ava migrate`",
+    )
 
 
 def budgets(setup: Setup) -> Iterator[CheckFinding]:

@@ -63,7 +63,7 @@ class LogLook:
                 return None  # another process is about to make it
             if version == 0:
                 raise DataRootRefused(f"{root.db} is not a log: its beginning is gone (`ava doctor` tells more)")
-            needs_migration(version, str(root.db), OlderSchema.REFUSE)
+            needs_migration(log.db, str(root.db), OlderSchema.REFUSE)
             self.partial = log.partial
             return use(log)
 

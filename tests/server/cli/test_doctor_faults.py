@@ -141,6 +141,15 @@ def test_a_log_of_a_newer_version_is_a_fault(root: Path, tmp_path: Path) -> None
     assert "Install the newer Ava" in findings["log"]["what_to_do"]
 
 
+def test_a_log_of_a_version_before_the_first_release_is_a_fault_with_what_to_do(root: Path, tmp_path: Path) -> None:
+    use_root(root, tmp_path)
+    with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
+        db.execute("PRAGMA user_version = 12")
+    found = doctor(root)["log"]
+    assert (found["state"], "newer" in found["text"]) == ("fault", False)
+    assert "before its first release" in found["text"] and "`ava export`" in found["text"]
+
+
 def test_a_file_that_is_not_a_log_is_a_fault(root: Path) -> None:
     (root / "ava.db").write_bytes(b"this is no database" * 1_000)
     assert faults(doctor(root)) == {"log"}

@@ -48,7 +48,8 @@ def novelty(db):
 
 
 MIGRATIONS = (novelty, reducers_changed)
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = FIRST_SCHEMA + 2
+NEEDED_PROGRAM = "0.9.0"
 """
 """What the schema's module of the newer version has at its end: two migrations."""
 
