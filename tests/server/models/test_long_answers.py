@@ -100,8 +100,10 @@ CALLS: dict[str, Callable[[int], Events]] = {
     "chat: calls all numbered 0": each(lambda index: fragment(index=0, id=f"c{index}", function={"name": "a"})),
     "messages: calls": each(lambda index: begun(index, type="tool_use", name="a")),
     "responses: calls": each(lambda index: item("added", index, type="function_call", name="a")),
-    "responses: calls all numbered 0": each(lambda index: item("done", 0, type="function_call", id=f"c{index}")),
-    "responses: calls never announced": each(lambda index: said("function_call_arguments.delta", index, delta="{}")),
+    "responses: calls all numbered 0": each(
+        lambda index: item("done", 0, type="function_call", id=f"c{index}", name="a")
+    ),
+    "responses: calls never announced": each(lambda index: said("function_call_arguments.delta", index, delta="[1]")),
 }
 OTHERS: dict[str, Callable[[int], Events]] = {
     "chat: names of a call": each(lambda index: fragment(index=0, function={"name": f"{index}{WORDS}"})),

@@ -48,6 +48,7 @@ class ResponsesWire(Wire):
     flavors: ClassVar[tuple[str, ...]] = ("responses", "default")
     part: ClassVar[str] = "output"
     path: ClassVar[str] = "/responses"
+    sorts_cache: ClassVar[bool] = True
     cache_mark: CacheMark = ""
 
     def message(self, turn: Turn) -> Mapping[str, Any]:
