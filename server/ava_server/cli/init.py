@@ -216,7 +216,7 @@ def _add(
         tell("\n".join(host.format.lines_of((host.servers, name), host.entry(started))))
         raise
     written = _carry_out(change, host, name, only_print)
-    _offer_tool_rules(host, name, path, allow_tools, only_print, report)
+    _offer_tool_rules(host, name, path, allow_tools, only_print, report, change.target if written else None)
     if written and host.remote is not None and is_remote(host.entry(started)):
         report.to_do.append(host.remote.token)
     if written:
@@ -228,18 +228,22 @@ def _remove(host: Host, name: str, path: Path, only_print: bool) -> None:
     from ava_server.hosts.change import change_to_remove
 
     change = change_to_remove(host, name, path)
-    if _remove_tool_rules(host, name, path, only_print):
+    written = _remove_tool_rules(host, name, path, only_print)
+    if written is not None:
         change = change_to_remove(host, name, path)  # the rules may have been in the same file
-    if _carry_out(change, host, name, only_print, remove=True):
+    if _carry_out(change, host, name, only_print, remove=True, written=written):
         say(f"{host.title} no longer has Ava after its next start.")
     _remove_skill(host, only_print)
 
 
-def _carry_out(change: HostChange, host: Host, name: str, only_print: bool, *, remove: bool = False) -> bool:
+def _carry_out(
+    change: HostChange, host: Host, name: str, only_print: bool, *, remove: bool = False, written: Path | None = None
+) -> bool:
+    """Show a change and write it; tell whether it was written. `written`: a file that this command wrote before."""
     _show(change, host, name, remove)
     if change.nothing or only_print:
         return False
-    _write(change)
+    _write(change, written)
     return True
 
 
@@ -360,18 +364,27 @@ def _offer_pin(hosts: Sequence[Host], report: InitReport) -> None:
         report.to_do.append(f"Choose the approval PIN before the first approval: `ava pin set`. {where}")
 
 
-def _write(change: HostChange) -> None:
+def _write(change: HostChange, written: Path | None = None) -> None:
     from ava_server.hosts.change import apply
 
-    backup = apply(change)
+    backup = apply(change, keep_backup=change.target != written)
     done = "The file was written." if change.after is not None else "The file was removed: nothing else was in it."
     say(done if backup is None else f"{done} Its previous version: {backup}")
 
 
 def _offer_tool_rules(
-    host: Host, name: str, path: Path, allow: bool | None, only_print: bool, report: InitReport
+    host: Host,
+    name: str,
+    path: Path,
+    allow: bool | None,
+    only_print: bool,
+    report: InitReport,
+    written: Path | None,
 ) -> None:
-    """Allow the tools that start and spend nothing in the host's rules; `allow` None asks the person first."""
+    """Allow the tools that start and spend nothing in the host's rules; `allow` None asks the person first.
+
+    `written`: the file that this command has written before.
+    """
     from ava_server.hosts.change import QUIET_TOOLS, change_to_allow
 
     if allow is False:
@@ -394,7 +407,7 @@ def _offer_tool_rules(
         return
     change = change_to_allow(host, name, path, _place())
     if change is not None:
-        if not change.nothing and not _add_tool_rules(host, change, allow, only_print):
+        if not change.nothing and not _add_tool_rules(host, change, allow, only_print, written):
             return
         report.works.append(f"it calls {', '.join(QUIET_TOOLS[:-1])} and {QUIET_TOOLS[-1]} without asking")
     report.more += quiet
@@ -430,7 +443,7 @@ def _remove_skill(host: Host, only_print: bool) -> None:
         say(f"Removed {file}.")
 
 
-def _add_tool_rules(host: Host, change: HostChange, allow: bool | None, only_print: bool) -> bool:
+def _add_tool_rules(host: Host, change: HostChange, allow: bool | None, only_print: bool, written: Path | None) -> bool:
     """Show the rules, ask unless they were asked for, and write them; tell whether they were written."""
     from ava_server.budget.user_limits import policy_in_force
     from ava_server.hosts.change import QUIET_TOOLS
@@ -445,21 +458,23 @@ def _add_tool_rules(host: Host, change: HostChange, allow: bool | None, only_pri
     write("\n".join(change.lines))
     if only_print or not (allow or run_async(agrees, "Add these rules?")):
         return False
-    _write(change)
+    _write(change, written)
     return True
 
 
-def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> bool:
+def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> Path | None:
+    """Remove the rules, and return the file in which they were; None if nothing was written."""
     from ava_server.hosts.change import change_to_forget
 
     change = change_to_forget(host, name, path, _place())
     if change is None or change.nothing:
-        return False
+        return None
     say(f"{change.path}:")
     write("\n".join(change.lines))
-    if not only_print:
-        _write(change)
-    return not only_print
+    if only_print:
+        return None
+    _write(change)
+    return change.target
 
 
 async def _check(server: Connection) -> str:

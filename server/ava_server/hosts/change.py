@@ -124,8 +124,11 @@ def change_to_remove(host: Host, name: str, path: Path) -> HostChange:
     return HostChange(path, file.target, before, _as_before(host, name, old, file, before), tuple(lines))
 
 
-def apply(change: HostChange) -> Path | None:
-    """Return the backup's path, if any. Raises ConfigError: impossible, or changed by somebody else."""
+def apply(change: HostChange, *, keep_backup: bool = True) -> Path | None:
+    """Return the backup's path, if any. Raises ConfigError: impossible, or changed by somebody else.
+
+    `keep_backup` is False where the same command has written this file before: that kept what the person had.
+    """
     target = change.target
     backup = None
     try:
@@ -137,7 +140,8 @@ def apply(change: HostChange) -> Path | None:
             return None
         before = change.before.encode()
         mode = stat.S_IMODE(target.stat().st_mode)
-        backup = _back_up(target, before, mode)
+        if keep_backup:
+            backup = _back_up(target, before, mode)
         if change.after is None and change.path == target:
             if target.read_bytes() != before:
                 raise FileChanged

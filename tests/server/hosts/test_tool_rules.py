@@ -242,6 +242,22 @@ def test_warns_where_a_proposal_may_start_by_itself(home: Path) -> None:
 
 
 @pytest.mark.slow
+def test_one_command_keeps_one_backup_of_a_file_with_the_entry_and_the_rules(home: Path) -> None:
+    file = home / ".config" / "opencode" / "opencode.json"
+    before = '{"theme": "dark"}\n'
+    put(file, before)
+    assert init(home, "opencode", "--allow-tools").returncode == 0
+    [backup] = file.parent.glob("*.ava-backup-*")
+    assert backup.read_text() == before
+    changed = file.read_text()
+    assert "ava" in changed and "check_subagent" in changed
+    backup.unlink()
+    assert init(home, "opencode", "--remove").returncode == 0
+    [backup] = file.parent.glob("*.ava-backup-*")
+    assert backup.read_text() == changed and "ava" not in file.read_text()
+
+
+@pytest.mark.slow
 def test_a_broken_file_of_rules_is_reported_in_a_sentence(home: Path) -> None:
     put(home / ".claude" / "settings.json", '{"permissions": {')
     done = init(home, "claude-code", "--allow-tools")
