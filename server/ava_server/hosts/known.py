@@ -6,6 +6,7 @@ the versions that docs/hosts.md names.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -19,6 +20,12 @@ from ava_server.core.errors import BadInput
 from ava_server.core.ids import suggestion
 from ava_server.hosts.formats import ConfigFormat, Toml, Yaml
 from ava_server.hosts.jsonc import Json
+
+PROGRAM_FOLDERS = (
+    "~/.local/bin", "~/.claude/local", "~/.opencode/bin", "~/.npm-global/bin", "~/.bun/bin", "/usr/local/bin",
+    "/opt/homebrew/bin",
+)  # fmt: skip
+"""Where installers of hosts put their programs; not each PATH has them: an alias or a profile of the shell may."""
 
 
 @dataclass(frozen=True)
@@ -140,8 +147,11 @@ class Host:
 
     @property
     def is_installed(self) -> bool:
-        """Whether its program is found by its name; where it is not, it may still be there."""
-        return bool(self.program) and shutil.which(self.program) is not None
+        """Whether its program is found by its name, or where installers put programs; else it may still be there."""
+        if not self.program:
+            return False
+        folders = [os.environ.get("PATH", os.defpath), *map(os.path.expanduser, PROGRAM_FOLDERS)]
+        return shutil.which(self.program, path=os.pathsep.join(folders)) is not None
 
     def file(self, place: UserPlace) -> Path:
         files = self.files(place)

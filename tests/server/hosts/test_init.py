@@ -209,6 +209,13 @@ def test_a_host_on_the_path_is_not_asked_for(home: Path) -> None:
     assert asked not in done.stdout and "Claude Code reads it when it starts." in done.stdout
 
 
+def test_a_host_that_its_installer_put_outside_the_path_is_not_asked_for(home: Path) -> None:
+    (home / ".claude").mkdir()
+    _program(home / ".claude" / "local", "claude")
+    done = init(home, "claude-code", "--print", PATH="/usr/bin:/bin")
+    assert "Is Claude Code installed?" not in done.stdout and "reads it when it starts." in done.stdout
+
+
 def test_a_command_is_named_without_its_path_where_the_path_finds_this_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
