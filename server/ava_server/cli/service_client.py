@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, cast
 
 import anyio
 import anyio.to_thread
@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 STARTS_WITHIN_S = 3.0
 """How long to watch whether an approved run starts."""
+StartSeen = Literal["started", "left to the worker", "waits for a server"]
+"""What is seen of approved runs meanwhile; one that is left to the worker waits for a slot or money."""
 THERE_EVERY_S = 2.0
 """How often to look whether a proposal still waits on another server while its question is open."""
 
@@ -153,7 +155,7 @@ class DecisionTransport(Protocol):
 
     def pin_was_given(self) -> None: ...
 
-    async def watch_start(self, run_ids: Sequence[str]) -> bool | None:
+    async def watch_start(self, run_ids: Sequence[str]) -> StartSeen | None:
         """Tell whether approved runs start, after watching for a moment; None if that cannot be seen."""
         ...
 
@@ -205,29 +207,31 @@ class SessionTransport:
     def pin_was_given(self) -> None:
         self._session.pin_given = True
 
-    async def watch_start(self, run_ids: Sequence[str]) -> bool | None:
+    async def watch_start(self, run_ids: Sequence[str]) -> StartSeen | None:
         store = self._runtime.store
-        await self._start_worker()
+        has_worker = await self._start_worker()
         with anyio.move_on_after(STARTS_WITHIN_S):
             while True:
                 seen = store.head
                 rows = await store.read(lambda view: [view.run(run_id) for run_id in run_ids])
                 if all(row is not None and row.state != QUEUED for row in rows):
-                    return True
+                    return "started"
                 await store.wait_for_entry_after(seen)
-        return False
+        return "left to the worker" if has_worker else "waits for a server"
 
-    async def _start_worker(self) -> None:
-        """Start a worker if runs belong to one on this machine: there may be no host."""
+    async def _start_worker(self) -> bool:
+        """Start a worker if runs belong to one on this machine: there may be no host. Return whether one has them."""
         from ava_server.core.background import WorkerProcesses
         from ava_server.runs.owner.mode import driver_of
 
         if driver_of(self._runtime.settings) != "the worker":
-            return
+            return False
         try:
             await WorkerProcesses(self._runtime.settings.paths)()
         except OSError as error:
             tell(f"No worker could be started: {error}")
+            return False
+        return True
 
 
 class LookTransport:
@@ -347,9 +351,14 @@ class Approvals:
         if starts is None:
             what = "them" if several else "it"
             return f"The server at {self._transport.place} starts {what} as soon as there is room."
-        if starts:
+        if starts == "started":
             who = "They have" if several else "It has"
             return f"{who} started{then}."
+        if starts == "left to the worker":
+            what = "them" if several else "it"
+            return (
+                f"The background process starts {what} as soon as there is room; `ava status` shows what it waits for."
+            )
         return (
             "It starts as soon as a server of this data root is running and has room: a host with Ava in it, or"
             " `ava worker`."

@@ -29,6 +29,7 @@ from ava_server.service.record_requests import LogLines, RecordRequest
 from ava_server.service.run_records import ListedRuns, RunDetail, RunRecord
 
 if TYPE_CHECKING:
+    from ava_server.cli.service_client import StartSeen
     from ava_server.config.pin import PinFile
     from ava_server.render.run_view import RunView
     from ava_server.service.run_records import CurrentViews
@@ -120,7 +121,7 @@ class HttpTransport:
     def pin_was_given(self) -> None:
         """No PIN is asked for."""
 
-    async def watch_start(self, run_ids: Sequence[str]) -> bool | None:
+    async def watch_start(self, run_ids: Sequence[str]) -> StartSeen | None:
         """A token that approves cannot read whether they start."""
 
     async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:

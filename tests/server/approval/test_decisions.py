@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -16,6 +16,8 @@ from support.runtime import PRICED, check_budgets, hand_over, open_lab, settings
 from ava_audit.events import RunClaimed, SpawnDecided, SpawnProposed, SubagentSpawn, UserMessage
 from ava_audit.view import View
 from ava_server.approval.decisions import Approval, refuse
+from ava_server.approval.proposals import Pending
+from ava_server.cli import service_client
 from ava_server.cli.service_client import Approvals, SessionTransport
 from ava_server.core.background import WorkerProcesses
 from ava_server.render.host_text import text_of
@@ -386,6 +388,24 @@ async def test_a_person_who_approves_starts_a_worker_only_where_runs_are_left_to
     async with open_lab(tmp_path, config=config + PRICED, mode=LOOKING) as lab:
         await Approvals(SessionTransport(lab.runtime, lab.session)).describe_start([])
     assert len(started) == starts
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [("", "The background process starts it as soon as"), ("background = false\n", "a server of this data root is")],
+)
+async def test_says_who_starts_an_approved_run_that_waits(
+    config: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(_self: WorkerProcesses) -> None: ...
+
+    monkeypatch.setattr(WorkerProcesses, "__call__", start)
+    monkeypatch.setattr(service_client, "STARTS_WITHIN_S", 0.1)
+    async with open_lab(tmp_path, config=config + PRICED, mode=LOOKING) as lab:
+        proposal = await lab.propose()
+        await lab.approve(proposal)
+        client = Approvals(SessionTransport(lab.runtime, lab.session))
+        assert says in await client.describe_start([cast(Pending, proposal)])
 
 
 async def test_refuses_unpriced_models_and_shows_the_lines_to_add(tmp_path: Path) -> None:
