@@ -373,6 +373,27 @@ def test_a_yes_to_a_call_takes_the_pin_and_its_question(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_all_calls_of_a_tool_can_be_allowed_for_the_run_with_the_pin(tmp_path: Path) -> None:
+    steps = iter([send_mail("bob@example.org")] * 3)
+    settings = f"{PAID}\n{stdio_server('good', 'mail')}"
+    with open_pages(tmp_path / "data", settings, lambda _request: next(steps, hand_over()), pin=True) as there:
+        write_role(there.root, ALL)
+        person = there.signed_in()
+        proposed = there.host.propose(role="guest", task="Write to bob@example.org about lunch.")
+        assert person.decide(proposed["pending_id"], "approve", pin=PIN).status_code == 303
+        run_id = proposed["subagent_id"]
+        there.until(lambda: read_log(there.root, "Asked", run=run_id), within_s=60)
+        page = unescape(person.get(f"/subagents/{run_id}").text)
+        assert "It has made the same call before, which succeeded or may have." in page
+        assert "Allow all calls of it in this run" in page
+        given = {"csrf": person.csrf, "question": question(there, run_id), "message": "run"}
+        assert person.post(f"/subagents/{run_id}/message", given).status_code == 409, "it takes the PIN, as a yes does"
+        assert person.post(f"/subagents/{run_id}/message", {**given, "pin": PIN}).status_code == 303
+        assert there.host.ended(run_id)["status"] == "success"
+        assert len(read_log(there.root, "Asked", run=run_id)) == 1
+
+
+@pytest.mark.slow
 def test_the_policy_human_without_a_pin_approves_nothing(tmp_path: Path) -> None:
     with open_pages(tmp_path / "data", f'approval = "human"\n{PAID}') as there:
         proposed, visitor = there.host.propose(), there.signed_in()

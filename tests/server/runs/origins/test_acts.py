@@ -26,9 +26,12 @@ from support.model_server import Step
 from support.runtime import PRICED, hand_over, open_lab
 
 from ava_audit.events import ToolCall
+from ava_audit.units import now_us
 from ava_roles.errors import RoleFileError
 from ava_roles.mcp_client.server_tools import offered_tools
 from ava_roles.role import effect_words, parse_role
+from ava_server.approval.start_form import TextField
+from ava_server.runs.asking.pending_questions import pending_question
 from ava_server.runs.origins.acts import Act, reason_to_ask
 
 TASK = "Sum up the last letter."
@@ -139,10 +142,17 @@ async def test_a_question_about_a_call_shows_what_it_passes_and_that_run_is_an_a
         run_id = await world.lab.start(role="clerk", task=TASK, workspace=None)
         await world.lab.logged(run_id, "Asked")
         shown = str(await world.lab.call("check_subagent", subagent_id=run_id))
+        row = await world.lab.run(run_id)
+        question = await world.lab.store.read(lambda view: pending_question(view, row, now_us()))
         await world.lab.call("cancel_subagent", subagent_id=run_id)
     assert f"May it call {SHARE_ALL}? Nothing that it passes can be compared with your task." in shown
     assert "public: True" in shown and "with_whom: everybody" in shown
     assert "`run` to allow all calls of this tool in this run" in shown
+    assert question is not None
+    [choice] = question.form().fields
+    assert isinstance(choice, TextField) and choice.options == ("Yes", "Yes, for this run", "No")
+    assert all(map(question.approved_by, ("yes", " Run", *choice.options[:2]))), "each takes what an approval takes"
+    assert not any(map(question.approved_by, ("no", "No", "run it", "always")))
 
 
 async def test_a_line_of_the_role_allows_calls_and_no_values(tmp_path: Path) -> None:
