@@ -140,14 +140,19 @@ def _in_folder(root: Root, folder: str) -> Iterator[_Found]:
             data, _more, mark = root.read_marked(path, MOST_BYTES)
         except NotThere:
             continue
-        except ToolFailed:
+        except ToolFailed as refused:
             target = root.read_link(path)
             if target is None:
-                yield _Found(path, b"", 0, "not a regular file that can be read")
+                yield _Found(path, b"", 0, _why_refused(refused, path))
             elif target.removeprefix("./").lower() not in _LOWER_NAMES:  # else it is the other file, which is read
                 yield _Found(path, b"", 0, "a link")
             continue
         yield _Found(path, data, mark.size)
+
+
+def _why_refused(error: ToolFailed, path: str) -> str:
+    """Return the reason in an error about a path, without the path and without the advice for a model."""
+    return one_line(str(error).removeprefix(path).partition(";")[0].strip(), REASON_CHARS)
 
 
 def _in_commit(git: Git, commit: str) -> Iterator[Iterable[_Found]]:

@@ -99,9 +99,9 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
     assert set(done[0].left_out) == {
         "link/AGENTS.md (a link)",
         "beneath/CLAUDE.md (a link)",
-        "pipe/AGENTS.md (not a regular file that can be read)",
-        "hard/CLAUDE.md (not a regular file that can be read)",
-        "folder/AGENTS.md (not a regular file that can be read)",
+        "pipe/AGENTS.md (is not a regular file (a pipe, socket or device))",
+        "hard/CLAUDE.md (has a second name (a hard link), which may lie outside)",
+        "folder/AGENTS.md (is a folder)",
         "bytes/CLAUDE.md (not UTF-8 text)",
     }
 
