@@ -175,6 +175,7 @@ def test_nothing_writes_the_values_listed_as_unused() -> None:
 
 UNSET = {
     ("ToolResult", "unread"): "where a tool did not finish: tests/server/runs/record/test_no_answer.py",
+    ("ToolResult", "unknown"): "where a call that changes something was lost: tests/server/runs/origins/test_acts.py",
     ("SpawnDecided", "folded"): "where a person left a text folded: tests/system/test_cli_approve.py",
     ("UserMessage", "screen"): "where a person left a text folded: tests/system/test_cli_approve.py",
 }
@@ -186,6 +187,7 @@ UNSAID = {
     ("CancelRequested", "by"): {"system"},
     # A call takes a server whose tools change something: tests/server/runs/origins/test_values.py
     ("Asked", "kind"): {"call"},
+    ("Asked", "act"): {"role", "destroys", "again", "no_values"},
     ("Answered", "kind"): {"call"},
     ("Answered", "channel"): {"auto"},
     ("SubagentComplete", "status"): {"superseded", "rejected", "expired"},
