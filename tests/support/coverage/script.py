@@ -64,6 +64,7 @@ CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)
 NOTE = Say(calls=[("scratchpad", {"note": "remember this"})])
 UNTAKEN = Fail(400, {"error": {"message": "messages.1.content.0: Invalid `signature` in `thinking` block."}})
 UNFIT = Fail(400, {"error": {"message": "no such argument", "code": "tool_use_failed", "failed_generation": "{}"}})
+UNNAMED = Fail(400, {"error": {"message": "Unsupported parameter: 'max_tokens' is not supported with this model."}})
 ERRORS: dict[str, Sequence[Step]] = {
     "connection": [HangUp(), hand_over()],
     "auth": [Fail(401)],
@@ -75,6 +76,7 @@ ERRORS: dict[str, Sequence[Step]] = {
     "timeout": [Say("too late", gate=Gate()), hand_over()],
     "usage_limit": [Fail(402)],
     "thinking": [UNTAKEN, UNTAKEN],
+    "limit_name": [UNNAMED, hand_over()],
     "rejected": [UNFIT, hand_over()],
 }
 """What brings each kind of error that a model call can end in."""
