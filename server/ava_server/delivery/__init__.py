@@ -68,6 +68,10 @@ class Body(Protocol):
         """Tell whether it may be given a run: it is alive and is not being stopped."""
         ...
 
+    def count_bad_message(self) -> None:
+        """Count a message that it could not use, for others to see."""
+        ...
+
     async def __call__(self, run_id: str) -> bool:
         """Claim a run and drive it as far as this process can; return whether its message may be forgotten."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -13,6 +14,12 @@ SIGNS = 4
 """Signs of life within the time after which an engine gives a message to another worker."""
 LOOK_S = 0.2
 """How often a worker that takes nothing looks whether it does again."""
+_RUN_ID = re.compile(r"[SG]-[0-9A-Za-z]{1,40}")
+
+
+def is_run_id(named: object) -> bool:
+    """Tell whether what a message names can be a run or a plan of Ava's; anything else never reaches the log."""
+    return isinstance(named, str) and _RUN_ID.fullmatch(named) is not None
 
 
 async def until_it_takes(body: Body) -> None:

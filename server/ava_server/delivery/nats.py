@@ -3,7 +3,8 @@
 A message carries a run's id alone. It is acknowledged only when the log says that it may be forgotten: JetStream
 accepts an acknowledgement also from a worker whose message it has given to another one, so an early one would lose the
 run. It confirms a message before that is on the disk, unless the server has `sync_interval: always`; what a lost store
-forgets is delivered again after four leases.
+forgets is delivered again after four leases. A message that no Ava writes is terminated at once; one of a newer version
+or of another log goes back, for a worker that knows it.
 
 The stream keeps one message for each run, the newest, so what is delivered again and again takes no more room. A
 worker that is given a run which it has in hand keeps the newest message of it, in the slot that the run has.
@@ -34,7 +35,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolic
 from nats.js.client import JetStreamContext
 
 from ava_server.delivery import PLANS, SILENT_LEASES, Body, DeliveryFailed, EnginePlace, EngineState, is_repeat
-from ava_server.delivery.message import LOOK_S, signs_of_life, until_it_takes
+from ava_server.delivery.message import LOOK_S, is_run_id, signs_of_life, until_it_takes
 
 log = logging.getLogger("ava.delivery")
 T = TypeVar("T")
@@ -57,7 +58,8 @@ MOST_STORED = 5_000
 """Numbers of messages that a server remembers; of a run whose number it forgot, it may deliver what waits again."""
 FORMAT = 1
 """The version of what a message carries."""
-
+_BAD_MESSAGE, _FOREIGN_MESSAGE = "bad message", "foreign message"
+"""What stands for these messages where queues are named; no queue has a blank in its name."""
 
 _WHICH_USER = (
     "With the documented nats.conf, store server:PASSWORD on a machine with a server, worker:PASSWORD on one with"
@@ -289,6 +291,8 @@ class NatsDelivery:
                     await client.subscribe(f"{self._place.name}.cancel", cb=wake)
             except (DeliveryFailed, nats.errors.Error) as error:
                 self._note(str(error))
+            except Exception as error:  # as where messages are pulled
+                self._note(str(self._unusable(error)))
             await anyio.sleep(TRY_AGAIN_S)
 
     async def _pull_all(
@@ -331,6 +335,9 @@ class NatsDelivery:
                 fails = True
             except nats.errors.Error:  # this queue has no consumer before its first run, or the server is away
                 fails = True
+            except Exception as error:  # nothing that the server sends ends a worker
+                self._note(str(self._unusable(error)), queue)
+                fails = True
             finally:
                 if message is None and free is not None:
                     free.release()
@@ -343,18 +350,35 @@ class NatsDelivery:
     async def _handle(self, message: Msg, free: anyio.Semaphore | None, body: Body) -> None:
         """Give the worker what a message names; one whose run it has in hand needs no slot of its own."""
         try:
-            run_id = self._run_of(message)
-            if run_id is not None and run_id in self._held:
-                await self._keep_newest(run_id, message)
-            elif run_id is None:  # another worker may know it
-                await self._give_back(message, self._place.lease_s)
-            elif not body.takes_runs():  # another worker may reach the log
-                await self._give_back(message, LOOK_S)
-            else:
-                await self._work_on(run_id, message, body)
+            await self._handle_one(message, body)
+        except Exception:  # one message ends no worker
+            log.exception("a message of the stream %s could not be handled, and goes back", self._place.name)
+            body.count_bad_message()
+            await self._give_back(message, self._place.lease_s)
         finally:
             if free is not None:
                 free.release()
+
+    async def _handle_one(self, message: Msg, body: Body) -> None:
+        try:
+            run_id = self._run_of(message)
+        except ValueError:
+            self._note(
+                f"the stream {self._place.name} at {self._place.address} has a message that no Ava writes, and it was"
+                " removed: only servers of Ava may have the right to publish there",
+                _BAD_MESSAGE,
+            )
+            body.count_bad_message()
+            await self._terminate(message)
+            return
+        if run_id is None:  # another worker may know it
+            await self._give_back(message, self._place.lease_s)
+        elif run_id in self._held:
+            await self._keep_newest(run_id, message)
+        elif not body.takes_runs():  # another worker may reach the log
+            await self._give_back(message, LOOK_S)
+        else:
+            await self._work_on(run_id, message, body)
 
     async def _keep_newest(self, run_id: str, message: Msg) -> None:
         """Have a run in hand go on under its newest message; the same one again changes nothing."""
@@ -393,21 +417,35 @@ class NatsDelivery:
         with suppress(nats.errors.Error):
             await message.nak(delay=after_s or None)
 
+    async def _terminate(self, message: Msg) -> None:
+        with suppress(nats.errors.Error):
+            await message.term()
+
     def _run_of(self, message: Msg) -> str | None:
-        """Return the run that a message names; None where it is of another log or another version."""
-        fields: dict[str, Any] = {}
-        with suppress(ValueError):
-            read: object = json.loads(message.data)
-            if isinstance(read, dict):
-                fields = cast("dict[str, Any]", read)
-        if fields.get("v") != FORMAT or fields.get("log") != self._place.log_id:
+        """Return the run that a message names; None where it is of another log or of a newer version.
+
+        Raises ValueError where no Ava has written it.
+        """
+        try:
+            fields: object = json.loads(message.data)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        if not isinstance(fields, dict):
+            raise ValueError("not an object")
+        version, log_id, run_id = (cast("dict[str, object]", fields).get(name) for name in ("v", "log", "run"))
+        if type(version) is not int or version < 1:
+            raise ValueError("no version")
+        if version == FORMAT and not (isinstance(log_id, str) and is_run_id(run_id)):
+            raise ValueError("no log, or no run")
+        if version != FORMAT or log_id != self._place.log_id:
             self._note(
                 f"the stream {self._place.name} at {self._place.address} has a message of another log or another"
                 " version of Ava: give each log a name of its own under [delivery], and workers the version of the"
-                " servers"
+                " servers",
+                _FOREIGN_MESSAGE,
             )
             return None
-        return str(fields.get("run"))
+        return str(run_id)
 
     def _note(self, why: str, of: str = "") -> None:
         """Say why nothing of a queue is taken, once."""
@@ -514,6 +552,8 @@ class NatsDelivery:
         try:
             with anyio.fail_after(DIAL_S + 1):
                 return await work
+        except DeliveryFailed:
+            raise
         except ssl.SSLError as error:
             why = getattr(error, "verify_message", "") or error.reason or "no TLS there"
             raise DeliveryFailed(
@@ -546,6 +586,14 @@ class NatsDelivery:
             raise DeliveryFailed(
                 f"{at} refused a request ({_reason(error)}); runs wait, and it is tried again"
             ) from None
+        except Exception as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> DeliveryFailed:
+        log.debug("%s", self._at, exc_info=error)
+        return DeliveryFailed(
+            f"{self._at} sent what cannot be used ({_reason(error)}); runs wait, and it is tried again"
+        )
 
 
 def _token(queue: str) -> str:

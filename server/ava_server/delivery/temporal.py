@@ -44,7 +44,7 @@ from temporalio.worker import (
 )
 
 from ava_server.delivery import PLANS, Body, DeliveryFailed, EnginePlace, EngineState, is_repeat
-from ava_server.delivery.message import LOOK_S, SIGNS, signs_of_life
+from ava_server.delivery.message import LOOK_S, SIGNS, is_run_id, signs_of_life
 
 log = logging.getLogger("ava.delivery")
 T = TypeVar("T")
@@ -305,6 +305,10 @@ class TemporalDelivery:
                     " own under [delivery]"
                 )
                 return False
+            if not is_run_id(run_id):
+                self._note(f"{self._at} has a workflow that no Ava started, and it is left: see who else may start one")
+                body.count_bad_message()
+                return True
             hand = hands.take(run_id, takes_slot=takes_slot)
             if hand is None:
                 return False

@@ -224,6 +224,9 @@ class Families:
         yield _gauge("ava_delivery_up", "1 while the engine that delivers runs can be used.", ("engine",), up)
         text = "Deliveries that live servers made again: lost, or silent for four leases."
         yield _gauge("ava_deliveries_repeated", text, (), repeats_among(self._live))
+        bad = sum(worker.bad_messages for worker in workers)
+        text = "Messages of the engine that live workers could not use: no Ava wrote them, or handling them failed."
+        yield _gauge("ava_delivery_bad_messages", text, (), bad)
         counts = {(queue, "waiting"): count for queue, count in engine.waiting.items()}
         counts |= {(queue, "taken"): count for queue, count in engine.taken.items()}
         text = "Deliveries in the engine: waiting for a worker, or taken by one."

@@ -22,7 +22,7 @@ from ava_server.config.keys import find_key
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.delivery import DeliveryFailed, EnginePlace, EngineState, queues_for
 from ava_server.delivery.outbox import REPEATED
-from ava_server.runs.owner.offers import REFUSED, STOPPING
+from ava_server.runs.owner.offers import BAD_MESSAGES, REFUSED, STOPPING
 
 if TYPE_CHECKING:
     from ava_audit.store.backend import LiveInstance, LostInstance
@@ -146,7 +146,7 @@ def _without_user(address: str) -> str:
 class WorkerFacts:
     """A worker as it announces itself: `silent_s` since its last beat, `refused` offers of runs that others have.
 
-    One that is `stopping` takes nothing more.
+    One that is `stopping` takes nothing more. `bad_messages` of its engine could not be used.
     """
 
     name: str
@@ -157,6 +157,7 @@ class WorkerFacts:
     refused: int
     silent_s: float
     stopping: bool = False
+    bad_messages: int = 0
 
     @property
     def queues(self) -> Sequence[str]:
@@ -185,6 +186,7 @@ def workers_among(instances: Sequence[LiveInstance]) -> list[WorkerFacts]:
                 refused=int(offers.get(REFUSED, 0)),
                 silent_s=instance.silent_s,
                 stopping=bool(offers.get(STOPPING)),
+                bad_messages=int(offers.get(BAD_MESSAGES, 0)),
             )
         )
     return workers

@@ -549,6 +549,71 @@ async def test_a_message_of_another_log_is_not_run_and_not_lost(
     assert worker.runs == []
 
 
+NEWER = b'{"v":2,"log":"a","to":{"run":"S-9"}}'
+NOT_OF_AVA = [
+    b"", b"\x00", b"{", b"null", b"7", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000,
+    b'{"v":' + b"9" * 5_000 + b"}", b'{"v":true,"log":"a","run":"S-1"}', b'{"v":1.0,"log":"a","run":"S-1"}',
+    b'{"v":0,"log":"a","run":"S-1"}', b'{"v":"1","log":"a","run":"S-1"}', b'{"v":1,"log":["a"],"run":"S-1"}',
+    b'{"v":1,"log":"a"}', b'{"v":1,"log":"a","run":null}', b'{"v":1,"log":"a","run":{}}',
+    b'{"v":1,"log":"a","run":"S-\\u0000"}', b'{"v":1,"log":"a","run":"S-\\ud800"}', b'{"v":1,"log":"a","run":"x"}',
+    b'{"v":1,"log":"a","run":"S-' + b"1" * 100_000 + b'"}',
+]  # fmt: skip
+
+
+async def test_what_no_ava_writes_is_removed_and_counted_and_ends_no_worker(
+    server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = instant_worker()
+    async with delivery(server) as sender, working(server, worker, slots=1):
+        await sender.deliver("S-first", ANY, "0.0")
+        await until(lambda: worker.runs == ["S-first"])
+        stranger = await nats.connect(server.address)
+        for number, body in enumerate(NOT_OF_AVA):
+            await stranger.publish(f"ava.run.any.bad-{number}", body)
+        await stranger.publish("ava.run.any.newer", NEWER)
+        await stranger.flush()
+        await until(lambda: worker.bad_messages == len(NOT_OF_AVA), within_s=30)
+        await sender.deliver("S-1", ANY, "0.0")
+        await until(lambda: worker.runs == ["S-first", "S-1"])
+        await anyio.sleep(2 * LEASE_S)
+        assert worker.bad_messages == len(NOT_OF_AVA), "none came again"
+        info = await stranger.jetstream().stream_info("ava")
+        assert info.state.messages == 1, "the one of a newer version waits for a worker that knows it"
+        await stranger.close()
+    assert caplog.text.count("has a message that no Ava writes") == 1
+
+
+async def test_a_fault_of_ours_in_one_message_ends_no_worker_and_the_message_comes_again(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = list[str]()
+
+    class Broken(Worker):
+        async def __call__(self, run_id: str) -> bool:
+            given.append(run_id)
+            if len(given) == 1:
+                raise KeyError(run_id)
+            return True
+
+    worker = Broken()
+    async with delivery(server) as sender, working(server, worker, slots=1):
+        await sender.deliver("S-1", ANY, "0.0")
+        await until(lambda: given == ["S-1", "S-1"])
+        await until(lambda: worker.bad_messages == 1)
+    assert "could not be handled" in caplog.text and "KeyError" in caplog.text
+
+
+async def test_a_server_that_sends_nonsense_ends_no_worker_and_is_one_sentence() -> None:
+    async with listening(b'INFO {"a":' + b"[" * 100_000 + b"\r\n") as (port, times, _heard):
+        adapter = NatsDelivery(EnginePlace(f"nats://127.0.0.1:{port}", "ava", None, None, LEASE_S, "a"))
+        async with adapter.connected(), anyio.create_task_group() as tasks:
+            tasks.start_soon(adapter.work, "w", [ANY], 1, instant_worker())
+            text = await fails(lambda: adapter.deliver("S-1", ANY, "0.0"))
+            await until(lambda: len(times) > 1)
+            tasks.cancel_scope.cancel()
+    assert text.startswith(f"the NATS server at nats://127.0.0.1:{port} ")
+
+
 def test_too_many_labels_are_one_sentence() -> None:
     with pytest.raises(DeliveryFailed, match=r"this worker has 5 labels .* at most 4"):
         queues_for("abcde")

@@ -23,7 +23,7 @@ from ava_server.delivery.outbox import REPEATED, Message, Outbox
 from ava_server.runs.owner.control import RunControl
 from ava_server.runs.owner.manager import Manager
 from ava_server.runs.owner.mode import SHARED_BACKGROUND
-from ava_server.runs.owner.offers import STOPPING, Offers
+from ava_server.runs.owner.offers import BAD_MESSAGES, STOPPING, Offers
 from ava_server.runs.turn.loop import AgentRun
 from ava_server.service import runtime
 from ava_server.service.run_records import run_record
@@ -422,6 +422,21 @@ async def test_a_worker_that_is_being_stopped_takes_nothing_more_and_keeps_what_
         assert told == {STOPPING: True}, "it is no free slot for those who look"
         assert not offers.takes_runs() and offers.open() == {"S-1"} and not await offers("S-2")
         tasks.cancel_scope.cancel()
+
+
+def test_messages_that_could_not_be_used_are_counted_for_others_to_see() -> None:
+    told: dict[str, object] = {}
+
+    class Alive:
+        name = "w"
+
+        def tell(self, facts: Mapping[str, object]) -> None:
+            told.update(facts)
+
+    offers = Offers(lambda: None, Alive())  # type: ignore[arg-type]
+    offers.count_bad_message()
+    offers.count_bad_message()
+    assert told == {BAD_MESSAGES: 2}
 
 
 def server(tmp: Path, models: ModelServer) -> AbstractAsyncContextManager[Lab]:

@@ -39,6 +39,17 @@ def test_workers_are_shown_with_name_labels_version_beat_and_refusals() -> None:
     assert none.state == "warning" and "no worker is running" in none.text
 
 
+def test_messages_that_could_not_be_used_are_shown_with_what_to_do() -> None:
+    live = [
+        LiveInstance("a", "one", Announcement("worker", offers={"bad_messages": 2})),
+        LiveInstance("b", "two", Announcement("worker", offers={"bad_messages": 1})),
+    ]
+    _workers, bad = worker_findings(workers_among(live))
+    assert (bad.state, bad.short) == ("warning", "bad messages")
+    assert bad.text == "workers were given 3 messages that no Ava writes, or that they could not handle"
+    assert "right to publish" in bad.what_to_do
+
+
 def test_a_worker_that_is_stopping_has_no_slots_and_no_queues() -> None:
     offers = {"runs": 4, "stopping": True}
     (found,) = workers_among([LiveInstance("a", "one", Announcement("worker", offers=offers))])

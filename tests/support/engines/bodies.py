@@ -17,6 +17,7 @@ class Worker:
     settled_s: float = 0.0
     runs: list[str] = field(default_factory=list)
     woken: int = 0
+    bad_messages: int = 0
     held: set[str] = field(default_factory=set)
     most: int = 0
     gate: anyio.Event = field(default_factory=anyio.Event)
@@ -29,6 +30,9 @@ class Worker:
 
     def takes_runs(self) -> bool:
         return self.taking and self.alive
+
+    def count_bad_message(self) -> None:
+        self.bad_messages += 1
 
     async def __call__(self, run_id: str) -> bool:
         self.runs.append(run_id)

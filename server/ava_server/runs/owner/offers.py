@@ -33,6 +33,10 @@ STOPPING = "stopping"
 """What a worker tells others that takes nothing more."""
 
 
+BAD_MESSAGES = "bad_messages"
+"""What a worker tells others: how many messages of its engine it could not use."""
+
+
 @dataclass
 class _Offer:
     """A run that an engine has given; once `answered`, `may_forget` says whether its message is done with."""
@@ -48,12 +52,14 @@ class Offers:
         settled_s: Until when nothing new is looked at, on anyio's clock.
         leaving: This process is being stopped, and takes nothing more.
         refused: How many offers were refused because another instance has the run.
+        bad_messages: How many messages of the engine could not be used.
     """
 
     def __init__(self, wake: Callable[[], None], membership: Membership) -> None:
         self.settled_s = float("-inf")
         self.leaving = False
         self.refused = 0
+        self.bad_messages = 0
         self.wake = wake
         self._membership = membership
         self._offers: dict[str, _Offer] = {}
@@ -63,6 +69,10 @@ class Offers:
 
     def takes_runs(self) -> bool:
         return not self.leaving and self.is_alive()
+
+    def count_bad_message(self) -> None:
+        self.bad_messages += 1
+        self._membership.tell({BAD_MESSAGES: self.bad_messages})
 
     async def __call__(self, run_id: str) -> bool:
         """Offer a run to the manager's next look at the log, and return whether its message may be forgotten.

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 _START = "Start one with `ava worker --stay`."
 _NEEDS = "See under Scale in the documentation what Ava needs of it."
 _SERVER: tuple[Kind, ...] = ("server",)
+_BAD_MESSAGES = (
+    "What no Ava writes was removed; the rest comes again, and its error is in the workers' output. Give only servers"
+    " the right to publish runs, and change the password of whoever else has it."
+)
 _SERVERS_USER = (
     "Store the password of a user that may, server:PASSWORD with the documented nats.conf, with `ava key set {engine}`,"
     " and start the server again."
@@ -136,7 +140,7 @@ def _takes_only(engine: str, user: str, kinds: Collection[Kind]) -> CheckFinding
 
 
 def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
-    """Yield the workers, and those of another version."""
+    """Yield the workers, those of another version, and how many messages they could not use."""
     if not workers:
         yield CheckFinding("workers", "warning", "no worker is running: approved runs wait", _START, short="no worker")
         return
@@ -151,6 +155,10 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
     if others:
         text = f"workers run version {', '.join(others)}, and this is {here}"
         yield CheckFinding("workers", "warning", text, "Install the same version everywhere.", short="versions differ")
+    bad = sum(worker.bad_messages for worker in workers)
+    if bad:
+        text = f"workers were given {counted(bad, 'message')} that no Ava writes, or that they could not handle"
+        yield CheckFinding("workers", "warning", text, _BAD_MESSAGES, short="bad messages")
 
 
 def _worker_words(worker: WorkerFacts) -> str:
