@@ -88,13 +88,13 @@ def repeat(piece: str, chars: int = CHARS) -> str:
     return (piece * (chars // len(piece) + 1))[:chars]
 
 
-def times_words(search: Callable[[str], object], piece: str, most: float, turns: int = 60) -> float:
+def times_words(search: Callable[[str], object], piece: str, most: float, turns: int = 60, chars: int = CHARS) -> float:
     """Return how many times as long as words a repeated piece takes, in processor time, by turns in one run.
 
     The least of many turns counts, for other processes make a turn longer and never shorter; it ends as soon as the
     figure is at most `most`.
     """
-    words, text = repeat(WORDS), repeat(piece)
+    words, text = repeat(WORDS, chars), repeat(piece, chars)
     words_s = text_s = float("inf")
     for _ in range(turns):
         words_s = min(words_s, _spent_s(search, words))

@@ -144,10 +144,10 @@ _DASH_AND_LETTER = re.compile(f"-[{''.join(_OPTION_LETTERS)}]")
 def find_option_passwords(text: str, looks: Looks) -> Iterator[SecretSpan]:
     """Find passwords in command-line options: `mysql -p…`, `sshpass -p …`, `redis-cli -a …`."""
     passwords = Verdicts(lambda value: not value.isdigit() and is_password(value, ""))
-    beginnings = {text[max(0, match.start() - 1) : match.end()] for match in _DASH_AND_LETTER.finditer(text)}
+    beginnings = set(_DASH_AND_LETTER.findall(text))
     options: list[str] = []
     for option in PASSWORD_OPTIONS:
-        if option[1] == "-" and option[:3] not in beginnings:
+        if option[1] == "-" and option[1:3] not in beginnings:
             continue
         if option in text:
             options.append(option)

@@ -79,7 +79,7 @@ def _next_piece(text: str, start: int, end: int, cut: list[SecretSpan], *, marke
         following = min(following, span.start - 2 * _BEFORE_CHARS)
     if text.find(PEM_END, end, end + PEM_LONGEST) >= 0:
         following = min(following, end - PEM_LONGEST)
-    following = max(following, start + PIECE_CHARS // 4)
+    following = max(following, start + PIECE_CHARS // 2)
     line = text.rfind("\n", following - _BEFORE_CHARS, following)
     return line + 1 if line >= 0 else following
 
