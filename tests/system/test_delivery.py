@@ -11,8 +11,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 from support.engines.fleet import gate_answers, open_fleet, start_live_and_waiting
+from support.engines.nats import run_nats
 from support.engines.servers import KINDS, Engine, run_engine, why_missing
 from support.engines.worker_machines import DONE, LEASE_S
 from support.model_server import Gate
@@ -25,7 +27,12 @@ pytest.importorskip("temporalio", reason="the client of Temporal is not installe
 
 from support.postgres import PostgresServer, postgres_server
 
+from ava_server.config.settings import load_settings
+from ava_server.service.checks import Setup
+from ava_server.service.checks.delivery import delivery
+
 pytestmark = pytest.mark.slow
+NO_RIGHT = "does not let the user worker take runs of the queue label-gpu"
 
 AWAY_S = 12.0
 """How long the engine or the log is away: several leases."""
@@ -79,6 +86,40 @@ async def test_labels_are_kept_and_a_run_without_a_worker_for_them_waits_and_say
             async with now.worker("gpu", "--label", "gpu"):
                 await now.until_done(special)
         await now.check(special, plain)
+
+
+async def test_a_run_and_doctor_name_the_fault_of_the_worker_that_has_its_label(
+    tmp_path: Path, postgres: PostgresServer
+) -> None:
+    """`--label gpu` with the documented user of workers that have no labels."""
+    if (why := why_missing("nats")) is not None:
+        pytest.skip(why)
+    with run_nats(tmp_path / "engine", rights=True) as engine:
+        async with open_fleet(tmp_path, postgres, engine, lambda _request: DONE) as now:
+            (now.root / "roles").mkdir()
+            text = "---\ndescription: Needs a special machine.\nlabels: [gpu]\n---\nLook it up.\n"
+            (now.root / "roles" / "special.md").write_text(text)
+            async with now.worker("gpu", "--label", "gpu"):
+                special, plain = await now.start(role="special"), await now.start()
+                await now.until_done(plain)
+
+                async def says() -> bool:
+                    shown = str(await now.host.tool("check_subagent", subagent_id=special))
+                    return "no worker with the label gpu can take it; the one on " in shown and NO_RIGHT in shown
+
+                with anyio.fail_after(120):
+                    while not await says():  # noqa: ASYNC110
+                        await anyio.sleep(1)
+                settings = load_settings(now.root, {})
+                found = await anyio.to_thread.run_sync(
+                    lambda: list(delivery(Setup({}, settings.paths, settings))), abandon_on_cancel=True
+                )
+                (shown,) = [each for each in found if each.name == "workers"]
+                assert (
+                    shown.state == "fault"
+                    and f"takes nothing from label-gpu: the NATS server at {engine.address}" in shown.text
+                )
+                await now.host.tool("cancel_subagent", subagent_id=special)
 
 
 async def test_a_cancel_reaches_a_queued_run_and_a_running_one(

@@ -68,6 +68,10 @@ class Body(Protocol):
         """Tell whether it may be given a run: it is alive and is not being stopped."""
         ...
 
+    def show_fault(self, queue: str, why: str) -> None:
+        """Show others why nothing can be taken from a queue; an empty `why` takes that back."""
+        ...
+
     def count_bad_message(self) -> None:
         """Count a message that it could not use, for others to see."""
         ...

@@ -56,6 +56,8 @@ SAME_S = 120.0
 """Seconds within which the same attempt at a run is one message, at least."""
 MOST_STORED = 5_000
 """Numbers of messages that a server remembers; of a run whose number it forgot, it may deliver what waits again."""
+MOST_DENIALS = 64
+"""What the server did not let this user do that is remembered: a worker has at most 17 queues."""
 FORMAT = 1
 """The version of what a message carries."""
 _BAD_MESSAGE, _FOREIGN_MESSAGE = "bad message", "foreign message"
@@ -103,8 +105,7 @@ class NatsDelivery:
         self._made: set[str] = set()
         self._stored: dict[str, int] = {}  # the number in the stream of each run's message, of those delivered here
         self._held: dict[str, Msg] = {}  # the newest message of each run that this worker has
-        self._denied = ""
-        self._denied_s = float("-inf")
+        self._denials: dict[str, float] = {}  # what the server did not let this user do, and when it last said so
         self._said: dict[str, str] = {}
 
     # -- the seam -----------------------------------------------------------------------------------------------------
@@ -320,23 +321,28 @@ class NatsDelivery:
                     subscription = await client.jetstream().pull_subscribe_bind(_token(queue), self._place.name)
                     subscribed = client, subscription
                 (message,) = await subscribed[1].fetch(1, timeout=pull_s)
-                self._said.pop(queue, None)
+                self._take_fault_back(queue, body)
             except (nats.errors.TimeoutError, TimeoutError):
                 fails = anyio.current_time() - began_s < pull_s / 2
-                denied = self._denied_since(began_s)
-                if denied and _token(queue) in denied:
-                    self._note(
+                denied = self._denied_since(began_s, f'.{_token(queue)}"')
+                if denied:
+                    why = (
                         f"{self._at} does not let {self._user} take runs of the queue {queue} ({denied}): a worker"
-                        " needs one that may, `worker` in the documented nats.conf; store it with `ava key set nats`",
-                        queue,
+                        " needs one that may, `worker` in the documented nats.conf; store it with `ava key set nats`"
                     )
+                    self._show_fault(queue, why, body)
+                elif not fails:  # nothing has come, and nothing was wrong
+                    self._take_fault_back(queue, body)
             except DeliveryFailed as error:
-                self._note(str(error), queue)
+                self._show_fault(queue, str(error), body)
                 fails = True
-            except nats.errors.Error:  # this queue has no consumer before its first run, or the server is away
+            except nats.js.errors.APIError:  # this queue has no consumer before its first run
+                self._take_fault_back(queue, body)
+                fails = True
+            except nats.errors.Error:  # the server is away
                 fails = True
             except Exception as error:  # nothing that the server sends ends a worker
-                self._note(str(self._unusable(error)), queue)
+                self._show_fault(queue, str(self._unusable(error)), body)
                 fails = True
             finally:
                 if message is None and free is not None:
@@ -447,6 +453,14 @@ class NatsDelivery:
             return None
         return str(run_id)
 
+    def _show_fault(self, queue: str, why: str, body: Body) -> None:
+        self._note(why, queue)
+        body.show_fault(queue, why)
+
+    def _take_fault_back(self, queue: str, body: Body) -> None:
+        self._said.pop(queue, None)
+        body.show_fault(queue, "")
+
     def _note(self, why: str, of: str = "") -> None:
         """Say why nothing of a queue is taken, once."""
         if why not in self._said.values():
@@ -534,17 +548,26 @@ class NatsDelivery:
     async def _note_error(self, error: Exception) -> None:
         log.debug("nats: %s", error)
         if "permissions violation" in str(error).lower():
-            self._denied = str(error).removeprefix("nats: ")
-            self._denied_s = anyio.current_time()
+            denied = str(error).removeprefix("nats: ")
+            self._denials.pop(denied, None)  # the newest is the last
+            self._denials[denied] = anyio.current_time()
+            if len(self._denials) > MOST_DENIALS:
+                del self._denials[next(iter(self._denials))]
 
     async def _note_return(self) -> None:
         """Say that the server is back; what keeps it from being used after that is news."""
         self._said.clear()
         log.info("%s answers again", self._at)
 
-    def _denied_since(self, began_s: float) -> str:
-        """Return what the server has denied this user since then; empty for nothing."""
-        return self._denied if self._denied_s >= began_s else ""
+    def _denied_since(self, began_s: float, about: str = "") -> str:
+        """Return what the server has denied this user since then; empty for nothing.
+
+        `about`: a part of the subject that was denied.
+        """
+        for denied, at_s in reversed(self._denials.items()):
+            if at_s >= began_s and about.lower() in denied.lower():
+                return denied
+        return ""
 
     async def _translated(self, work: Awaitable[T]) -> T:
         """Return what work returns. Raises DeliveryFailed: what went wrong, in one sentence."""

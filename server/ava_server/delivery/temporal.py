@@ -212,9 +212,10 @@ class TemporalDelivery:
                 try:
                     await self._work(queues, hands, body)
                 except DeliveryFailed as error:
-                    self._note(str(error))
+                    self._show_fault(str(error), queues, body)
                 except Exception as error:  # what a worker raises when its server refuses it
-                    self._note(f"{self._at} ended this worker ({_reason(error)}); it is started again")
+                    why = f"{self._at} ended this worker ({_reason(error)}); it is started again"
+                    self._show_fault(why, queues, body)
                 await anyio.sleep(TRY_AGAIN_S)
 
     async def state(self) -> EngineState:
@@ -292,6 +293,7 @@ class TemporalDelivery:
         async with AsyncExitStack() as stack:
             for queue in queues:
                 await stack.enter_async_context(_Running(self._worker(client, queue, hands, permits, body)))
+                body.show_fault(queue, "")
             await anyio.sleep_forever()
 
     def _worker(self, client: Client, queue: str, hands: _Hands, permits: set[SlotPermit], body: Body) -> Worker:
@@ -340,6 +342,11 @@ class TemporalDelivery:
             max_heartbeat_throttle_interval=timedelta(seconds=place.lease_s / SIGNS),
             graceful_shutdown_timeout=timedelta(0),
         )
+
+    def _show_fault(self, why: str, queues: Sequence[str], body: Body) -> None:
+        self._note(why)
+        for queue in queues:
+            body.show_fault(queue, why)
 
     def _note(self, why: str) -> None:
         """Say why nothing is taken, once."""

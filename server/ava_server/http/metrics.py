@@ -209,8 +209,8 @@ class Families:
 
     def _delivery(self) -> Iterator[Metric]:
         workers = workers_among(self._live)
-        slots = sum(worker.slots for worker in workers if not worker.stopping)
-        text = "How many runs the live workers take at once, without those that are stopping."
+        slots = sum(worker.free_slots for worker in workers)
+        text = "How many runs the live workers take at once, without those that are stopping or can take none."
         yield _gauge("ava_worker_slots", text, (), slots)
         refused = sum(worker.refused for worker in workers)
         text = "Runs that live workers were offered and left to the worker that had them."
@@ -232,9 +232,12 @@ class Families:
         text = "Deliveries in the engine: waiting for a worker, or taken by one."
         yield _gauge("ava_deliveries", text, ("queue", "state"), counts)
         listening = Counter(queue for worker in workers for queue in worker.queues)
-        text = "Live workers that take runs from a queue of the engine."
-        by_queue = {(queue,): listening[queue] for queue in (*engine.waiting, *listening)}
+        text = "Live workers that can take runs from a queue of the engine."
+        faulty = Counter(queue for worker in workers for queue in worker.faults)
+        by_queue = {(queue,): listening[queue] for queue in (*engine.waiting, *listening, *faulty)}
         yield _gauge("ava_delivery_workers", text, ("queue",), by_queue)
+        text = "Live workers that can take nothing from a queue of theirs: see ava doctor for the reason."
+        yield _gauge("ava_delivery_worker_faults", text, ("queue",), {each: faulty[each[0]] for each in by_queue})
         if engine.again is not None:
             text = "Deliveries in the engine that were given to a worker more than once."
             yield _gauge("ava_deliveries_again", text, (), engine.again)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import ssl
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +20,9 @@ from ava_audit.store.backend import MARK
 from ava_extras import ExtraMissing, load
 from ava_server.config.keys import find_key
 from ava_server.core.errors import AvaError, ConfigError
-from ava_server.delivery import DeliveryFailed, EnginePlace, EngineState, queues_for
+from ava_server.delivery import PLANS, DeliveryFailed, EnginePlace, EngineState, queues_for
 from ava_server.delivery.outbox import REPEATED
-from ava_server.runs.owner.offers import BAD_MESSAGES, REFUSED, STOPPING
+from ava_server.runs.owner.offers import BAD_MESSAGES, REFUSED, STOPPING, faults_in
 
 if TYPE_CHECKING:
     from ava_audit.store.backend import LiveInstance, LostInstance
@@ -146,7 +146,8 @@ def _without_user(address: str) -> str:
 class WorkerFacts:
     """A worker as it announces itself: `silent_s` since its last beat, `refused` offers of runs that others have.
 
-    One that is `stopping` takes nothing more. `bad_messages` of its engine could not be used.
+    One that is `stopping` takes nothing more. `faults` says by queue why it can take nothing from it, and
+    `bad_messages` of its engine could not be used.
     """
 
     name: str
@@ -158,16 +159,25 @@ class WorkerFacts:
     silent_s: float
     stopping: bool = False
     bad_messages: int = 0
+    faults: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def queues(self) -> Sequence[str]:
-        """The queues of an engine that it takes runs from; none where its labels are too many, or it is stopping."""
+        """The queues of an engine that it can take runs from; none where its labels are too many, or it is stopping."""
         if self.stopping:
             return ()
         try:
-            return queues_for(self.labels)
+            queues = queues_for(self.labels)
         except DeliveryFailed:
             return ()
+        return [queue for queue in queues if queue not in self.faults]
+
+    @property
+    def free_slots(self) -> int:
+        """How many runs it takes at once; none where it is stopping, or can take nothing but plans from its engine."""
+        if self.stopping or (self.faults and not set(self.queues) - {PLANS}):
+            return 0
+        return self.slots
 
 
 def workers_among(instances: Sequence[LiveInstance]) -> list[WorkerFacts]:
@@ -187,6 +197,7 @@ def workers_among(instances: Sequence[LiveInstance]) -> list[WorkerFacts]:
                 silent_s=instance.silent_s,
                 stopping=bool(offers.get(STOPPING)),
                 bad_messages=int(offers.get(BAD_MESSAGES, 0)),
+                faults=faults_in(offers),
             )
         )
     return workers

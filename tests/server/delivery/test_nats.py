@@ -518,6 +518,38 @@ async def test_a_label_without_rights_is_said_once_and_asked_for_seldom(
     assert caplog.text.count("does not let the user worker") == 1 and "a worker needs one that may" in caplog.text
 
 
+async def test_a_worker_tells_by_queue_what_it_cannot_take_and_takes_that_back(server: NatsServer) -> None:
+    worker = instant_worker()
+    server.stop()
+    async with working(server, worker, labels=("gpu",)):
+        await until(lambda: set(worker.faults) == {PLANS, ANY, "label-gpu"}, within_s=20)
+        assert set(worker.faults.values()) == {
+            f"the NATS server at {server.address} does not answer; runs wait until it does"
+        }
+        server.start()
+        await until(lambda: not worker.faults, within_s=30)
+
+
+async def test_a_worker_with_the_wrong_password_or_with_labels_of_others_says_so(guarded: NatsServer) -> None:
+    stranger, labelled = instant_worker(), instant_worker()
+    async with (
+        delivery(guarded, guarded.key("server")) as sender,
+        working(guarded, stranger, credentials="worker:wrong"),
+        working(guarded, labelled, labels=("gpu", "eu"), credentials=guarded.key("worker")),
+    ):
+        for queue in (ANY, PLANS, "label-gpu", "label-eu", "label-eu+gpu"):
+            await sender.deliver(f"S-{queue[-1]}", queue, "0.0")
+        await until(lambda: set(stranger.faults) == {ANY, PLANS})
+        assert "refuses these credentials" in stranger.faults[ANY]
+        denied = {"label-gpu", "label-eu", "label-eu+gpu"}
+        await until(lambda: set(labelled.faults) == denied, within_s=20)
+        ends = anyio.current_time() + 8
+        while anyio.current_time() < ends:
+            assert set(labelled.faults) == denied, "what the server says of one queue hides no other"
+            await anyio.sleep(0.1)
+    assert "does not let the user worker take runs of the queue label-gpu" in labelled.faults["label-gpu"]
+
+
 @pytest.mark.parametrize("changed", ["retention", "consumer"])
 async def test_a_stream_that_somebody_changed_is_named_and_not_used(server: NatsServer, changed: str) -> None:
     stranger = await nats.connect(server.address)

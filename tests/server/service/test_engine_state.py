@@ -37,6 +37,23 @@ async def test_metrics_have_the_engine_and_a_run_says_that_it_is_down(
         assert 'ava_delivery_workers{queue="any"} 0.0' in text
 
 
+async def test_a_queue_that_no_worker_can_use_has_no_worker_in_the_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the alert AvaNoWorkerForQueue asks for."""
+    from ava_server.http.metrics import render
+
+    offers = {"runs": 3, "labels": ["gpu"], "faults": {"label-gpu": "no right", "any": "no right"}, "bad_messages": 2}
+    live = [LiveInstance("a", "one", Announcement("worker", offers=offers))]
+    monkeypatch.setattr(runtime, "open_engine", lambda _settings: MemoryEngine().delivery())
+    async with open_lab(tmp_path, config='runs_on = "workers"\n', background=True) as lab:
+        monkeypatch.setattr(lab.runtime.instances, "live", lambda: live)
+        text = (await render(lab.runtime)).decode()
+    assert 'ava_delivery_workers{queue="label-gpu"} 0.0' in text and 'ava_delivery_workers{queue="plans"} 1.0' in text
+    assert 'ava_delivery_worker_faults{queue="label-gpu"} 1.0' in text
+    assert "ava_worker_slots 0.0" in text and "ava_delivery_bad_messages 2.0" in text
+
+
 class Hangs(MemoryDelivery):
     """An adapter whose engine takes every question and answers none."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.model_server import Gate, Say
 from support.runtime import DONE, open_lab, wait_for
 from support.told import ToldProcesses
@@ -37,6 +38,34 @@ def test_workers_are_shown_with_name_labels_version_beat_and_refusals() -> None:
     assert versions.state == "warning" and versions.text.startswith("workers run version 0.0.1, and this is")
     (none,) = worker_findings([])
     assert none.state == "warning" and "no worker is running" in none.text
+
+
+NO_RIGHT = "the NATS server at n does not let the user worker take runs of the queue label-gpu"
+
+
+def test_a_worker_that_cannot_use_its_engine_has_no_slots_and_no_queues_and_says_why() -> None:
+    away = "the NATS server at n does not answer"
+    offers = {"runs": 4, "faults": {"any": away, "plans": away}}
+    (found,) = workers_among([LiveInstance("a", "one", Announcement("worker", offers=offers))])
+    assert (list(found.queues), found.free_slots) == ([], 0)
+    (shown,) = worker_findings([found])
+    assert shown.text == f"1 worker: a on one, 0 slots, last beat 0 s ago, takes nothing: {away}"
+    assert (shown.state, shown.short) == ("fault", "workers take nothing") and "worker's machine" in shown.what_to_do
+
+
+def test_a_queue_that_a_worker_cannot_use_is_named_and_its_other_runs_count() -> None:
+    offers = {"runs": 4, "labels": ["gpu"], "faults": {"label-gpu": NO_RIGHT + "\x1b[2J\n"}}
+    (found,) = workers_among([LiveInstance("a", "one", Announcement("worker", offers=offers))])
+    assert (list(found.queues), found.free_slots) == (["plans", "any"], 4)
+    (shown,) = worker_findings([found])
+    assert (shown.state, shown.short) == ("fault", "a worker cannot take all its runs")
+    assert f"takes nothing from label-gpu: {NO_RIGHT}" in shown.text and "\x1b" not in shown.text
+
+
+@pytest.mark.parametrize("told", [None, "x", ["x"], {"any": None}, {"any": 7}])
+def test_what_a_worker_tells_may_be_anything(told: object) -> None:
+    (found,) = workers_among([LiveInstance("a", "one", Announcement("worker", offers={"faults": told}))])
+    assert list(worker_findings([found]))
 
 
 def test_messages_that_could_not_be_used_are_shown_with_what_to_do() -> None:

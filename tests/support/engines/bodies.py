@@ -18,6 +18,7 @@ class Worker:
     runs: list[str] = field(default_factory=list)
     woken: int = 0
     bad_messages: int = 0
+    faults: dict[str, str] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
     most: int = 0
     gate: anyio.Event = field(default_factory=anyio.Event)
@@ -30,6 +31,11 @@ class Worker:
 
     def takes_runs(self) -> bool:
         return self.taking and self.alive
+
+    def show_fault(self, queue: str, why: str) -> None:
+        self.faults[queue] = why
+        if not why:
+            del self.faults[queue]
 
     def count_bad_message(self) -> None:
         self.bad_messages += 1

@@ -10,6 +10,9 @@ from pathlib import Path
 import anyio
 from anyio.abc import Process
 
+from ava_server.config.keys import set_key
+from ava_server.config.settings import load_settings
+from support.engines.nats import NatsServer
 from support.engines.servers import Engine, delivery_config
 from support.engines.worker_machines import DONE, LEASE_S, WORKER, wait_until_it_takes_runs
 from support.model_server import Gate, ModelServer, Say, run_model_server
@@ -77,7 +80,11 @@ class Fleet:
         config += PRICED.replace("custom:test", "custom:scripted") + LIMITS
         if self.engine is not None:
             config += delivery_config(self.engine)
-        return make_root(self.tmp / name, config_toml=config)
+        root = make_root(self.tmp / name, config_toml=config)
+        if isinstance(self.engine, NatsServer) and self.engine.rights:
+            user = "server" if name == "server" else "worker"
+            set_key("nats", self.engine.key(user), load_settings(root, {}).paths.keys)
+        return root
 
     @asynccontextmanager
     async def worker(self, name: str, *more: str, url: str = "") -> AsyncGenerator[Process]:

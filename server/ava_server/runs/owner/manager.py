@@ -575,7 +575,7 @@ class Manager:
         """Have the engine deliver a run, and say what it waits for while no worker has it."""
         attempt = attempt_of(row.generation, idle_since_us(row), now_us(), self._settings.lease_s)
         self.outbox.put(Message(row.id, queue, attempt))
-        why = self.outbox.fault_of(queue) or self._live_workers.none_for(self._notes[row.id])
+        why = self.outbox.fault_of(queue) or self._live_workers.none_for(self._notes[row.id], queue)
         self._notes.wait_for_worker(row.id, why)
 
     async def _take_back_old_notes(self, rows: Sequence[RunRow]) -> None:

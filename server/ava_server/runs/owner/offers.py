@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import anyio
 
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.backend import Membership
+from ava_roles.wrap import one_line
 from ava_server.runs.record.lifecycle import paused
 
 
@@ -33,8 +34,22 @@ STOPPING = "stopping"
 """What a worker tells others that takes nothing more."""
 
 
+FAULTS = "faults"
+"""What a worker tells others: by queue of its engine, why it can take nothing from it."""
+LONGEST_FAULT = 300
+"""Characters of such a reason that are told."""
+
+
 BAD_MESSAGES = "bad_messages"
 """What a worker tells others: how many messages of its engine it could not use."""
+
+
+def faults_in(facts: Mapping[str, object]) -> dict[str, str]:
+    """Return by queue why a worker can take nothing from it, of what that worker tells others."""
+    told = facts.get(FAULTS)
+    if not isinstance(told, Mapping):
+        return {}
+    return {str(queue): one_line(str(why), LONGEST_FAULT) for queue, why in told.items()}
 
 
 @dataclass
@@ -52,6 +67,7 @@ class Offers:
         settled_s: Until when nothing new is looked at, on anyio's clock.
         leaving: This process is being stopped, and takes nothing more.
         refused: How many offers were refused because another instance has the run.
+        faults: By queue, why nothing can be taken from it.
         bad_messages: How many messages of the engine could not be used.
     """
 
@@ -59,6 +75,7 @@ class Offers:
         self.settled_s = float("-inf")
         self.leaving = False
         self.refused = 0
+        self.faults: dict[str, str] = {}
         self.bad_messages = 0
         self.wake = wake
         self._membership = membership
@@ -69,6 +86,15 @@ class Offers:
 
     def takes_runs(self) -> bool:
         return not self.leaving and self.is_alive()
+
+    def show_fault(self, queue: str, why: str) -> None:
+        why = why[:LONGEST_FAULT]
+        if self.faults.get(queue, "") == why:
+            return
+        self.faults[queue] = why
+        if not why:
+            del self.faults[queue]
+        self._membership.tell({FAULTS: dict(self.faults)})
 
     def count_bad_message(self) -> None:
         self.bad_messages += 1

@@ -32,7 +32,7 @@ class RunNote:
         left_to: The name of the worker beside the first one to which it is left since then; empty for the first one.
         why_with_host: Why this process runs it, and no worker, although it was approved to outlive its host.
         labels: The labels that its machine needs, once they were read.
-        no_label_since: Since when no live worker has these, on `clock`.
+        no_label_since: Since when no live worker that has these can take it, on `clock`.
         no_worker: What this process has last shown of why no worker takes it; None before it has looked at that.
     """
 

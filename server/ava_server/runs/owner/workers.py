@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import anyio
 import anyio.to_thread
@@ -13,49 +14,61 @@ from ava_audit.store.store import Store
 from ava_server.config.credentials import Credentials
 from ava_server.core.background import WorkerProcesses
 from ava_server.runs.owner.blockers import blocker_in
-from ava_server.runs.owner.offers import STOPPING
+from ava_server.runs.owner.offers import STOPPING, faults_in
 from ava_server.runs.owner.run_notes import RunNote
 
 log = logging.getLogger("ava.manager")
 
 NO_WORKER = "no worker is running: start one with `ava worker --stay`"
 NO_LABEL_S = 40.0
-"""Seconds without a worker that has a run's labels, after which its status says so."""
+"""Seconds without a worker that has a run's labels and can take it, after which its status says so."""
 WORKERS_EVERY_S = 5.0
 """How often a process that leaves all runs to workers looks whether there are any."""
 WORKER_TAKES_S = 20.0
 """Seconds that a worker has to take a run; then this process does: it may be unable to start, or hang."""
 
 
+@dataclass(frozen=True)
+class _Worker:
+    """A worker that takes runs, by its last beat; `faults`: by queue, why it can take nothing from it."""
+
+    host: str
+    labels: frozenset[str]
+    faults: Mapping[str, str]
+
+
 class LiveWorkers:
-    """The workers that are alive, by their labels; looked up at most every `WORKERS_EVERY_S`."""
+    """The workers that are alive; looked up at most every `WORKERS_EVERY_S`."""
 
     def __init__(self, instances: Instances) -> None:
         self._instances = instances
         self._seen_s = float("-inf")
-        self._labels: Sequence[frozenset[str]] = ()
+        self._workers: Sequence[_Worker] = ()
 
     async def look(self) -> None:
         if anyio.current_time() - self._seen_s <= WORKERS_EVERY_S:
             return
         live = await anyio.to_thread.run_sync(self._instances.live)
         self._seen_s = anyio.current_time()
-        self._labels = []
+        workers: list[_Worker] = []
         for instance in live:
             offers = instance.announcement.offers
             if instance.announcement.kind == "worker" and not offers.get(STOPPING):
-                self._labels.append(frozenset(map(str, offers.get("labels", ()))))
+                labels = frozenset(map(str, offers.get("labels", ())))
+                workers.append(_Worker(instance.host, labels, faults_in(offers)))
+        self._workers = workers
 
     def none_at_all(self) -> str | None:
         """Return that there is no worker; None if there is one."""
-        return None if self._labels else NO_WORKER
+        return None if self._workers else NO_WORKER
 
-    def none_for(self, note: RunNote) -> str | None:
-        """Return that no live worker can take a run, once that has been so for a while."""
-        if not self._labels:
+    def none_for(self, note: RunNote, queue: str) -> str | None:
+        """Return that no live worker can take a run from a queue, once that has been so for a while."""
+        if not self._workers:
             return NO_WORKER
         labels = note.labels or frozenset()
-        if any(labels <= worker for worker in self._labels):
+        fitting = [worker for worker in self._workers if labels <= worker.labels]
+        if any(queue not in worker.faults for worker in fitting):
             note.no_label_since = None
             return None
         now_s = note.clock.now_s()
@@ -63,8 +76,12 @@ class LiveWorkers:
             note.no_label_since = now_s
         if now_s - note.no_label_since < NO_LABEL_S:
             return None
-        words = " and ".join(sorted(labels))
-        return f"no worker with the label {words} for {NO_LABEL_S:.0f} s: start one with `ava worker --label`"
+        who = "no worker"
+        if labels:
+            who += f" with the label {' and '.join(sorted(labels))}"
+        if fitting:
+            return f"{who} can take it; the one on {fitting[0].host} says: {fitting[0].faults[queue]}"
+        return f"{who} for {NO_LABEL_S:.0f} s: start one with `ava worker --label`"
 
 
 class BackgroundWorkers:

@@ -38,6 +38,10 @@ _BAD_MESSAGES = (
     "What no Ava writes was removed; the rest comes again, and its error is in the workers' output. Give only servers"
     " the right to publish runs, and change the password of whoever else has it."
 )
+_WORKERS_USER = (
+    "Runs that need them wait. Do on the worker's machine what it says, and start it again where its credentials or its"
+    " settings change."
+)
 _SERVERS_USER = (
     "Store the password of a user that may, server:PASSWORD with the documented nats.conf, with `ava key set {engine}`,"
     " and start the server again."
@@ -146,7 +150,12 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
         return
     shown = "; ".join(map(_worker_words, sorted(workers, key=lambda one: (one.host, one.labels))))
     count = counted(len(workers), "worker")
-    if all(worker.stopping for worker in workers):
+    if any(worker.faults for worker in workers):
+        short = "workers take nothing"
+        if any(worker.free_slots for worker in workers):
+            short = "a worker cannot take all its runs"
+        yield CheckFinding("workers", "fault", f"{count}: {shown}", _WORKERS_USER, short=short)
+    elif all(worker.stopping for worker in workers):
         yield CheckFinding("workers", "warning", f"{count}: {shown}; approved runs wait", _START, short="no worker")
     else:
         yield CheckFinding("workers", "ok", f"{count}: {shown}", short=count)
@@ -162,13 +171,24 @@ def worker_findings(workers: Sequence[WorkerFacts]) -> Iterator[CheckFinding]:
 
 
 def _worker_words(worker: WorkerFacts) -> str:
-    slots = "is stopping and takes no more" if worker.stopping else counted(worker.slots, "slot")
+    slots = "is stopping and takes no more" if worker.stopping else counted(worker.free_slots, "slot")
     words = [f"{worker.name} on {worker.host}", slots]
     if worker.labels:
         words.append(f"labels {', '.join(worker.labels)}")
     if worker.version:
         words.append(f"version {worker.version}")
     words.append(f"last beat {worker.silent_s:.0f} s ago")
+    words += _fault_words(worker)
     if worker.refused:
         words.append(f"{counted(worker.refused, 'offer')} left to the worker that had the run: nothing to do")
     return ", ".join(words)
+
+
+def _fault_words(worker: WorkerFacts) -> list[str]:
+    """Return what a worker can take nothing from, each reason once."""
+    queues: dict[str, list[str]] = {}
+    for queue, why in sorted(worker.faults.items()):
+        queues.setdefault(why, []).append(queue)
+    if len(queues) == 1 and not worker.queues:
+        return [f"takes nothing: {why}" for why in queues]
+    return [f"takes nothing from {', '.join(of)}: {why}" for why, of in queues.items()]
