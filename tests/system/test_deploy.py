@@ -25,8 +25,10 @@ from support.network.balancer import FOLDER, run_balancer, tool
 from support.network.certificates import issue
 from support.postgres import free_port
 
+from ava_server.config.keys import find_key
 from ava_server.config.settings import load_settings
 from ava_server.core.shutdown import EXIT_WITHIN_S
+from ava_server.service.engines import engine_fault
 
 AVA_SERVICES = ("server-1", "server-2", "worker-1", "worker-2")
 METRICS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
@@ -162,6 +164,49 @@ def pods() -> dict[str, dict[str, Any]]:
 def seconds(text: str) -> int:
     assert text.endswith("s")
     return int(text[:-1])
+
+
+def test_keda_counts_what_waits_in_the_log() -> None:
+    [trigger] = yaml.safe_load((FOLDER / "kubernetes" / "keda.example.yaml").read_text())["spec"]["triggers"]
+    assert trigger["type"] == "prometheus" and 'ava_runs{state=~"queued|running"}' in trigger["metadata"]["query"]
+    [row] = re.findall(r"^\| `ava_runs` \|.*$", METRICS.read_text("utf-8"), re.MULTILINE)
+    assert "`queued`" in row and "`running`" in row
+
+
+def test_pods_get_the_keys_that_nats_wants_from_two_secrets(tmp_path: Path) -> None:
+    documents = list(yaml.safe_load_all((FOLDER / "kubernetes" / "nats.example.yaml").read_text()))
+    secrets = {each["metadata"]["name"]: each["stringData"] for each in documents if each["kind"] == "Secret"}
+    [nats] = [each["spec"]["template"]["spec"] for each in documents if each["kind"] == "StatefulSet"]
+    variables = {each["name"]: each for each in nats["containers"][0]["env"]}
+    users = re.findall(r"user: (\w+)\n\s+password: \$(\w+)", (FOLDER / "nats" / "nats.conf").read_text())
+    assert [user for user, _variable in users] == ["server", "worker"]
+    for user, variable in users:
+        stored = secrets[f"ava-nats-{user}"]
+        key = find_key("nats", tmp_path / "keys.toml", stored)
+        assert key is not None and key.value == f"{user}:{stored[variable]}", "as Ava reads it"
+        assert variables[variable]["valueFrom"] == {"secretKeyRef": {"name": f"ava-nats-{user}", "key": variable}}
+        [pod] = pods()[f"ava-{user}"]["containers"]
+        assert {"secretRef": {"name": f"ava-nats-{user}", "optional": True}} in pod["envFrom"]
+        other = next(name for name, _variable in users if name != user)
+        assert all(f"ava-nats-{other}" not in str(each) for each in pod["envFrom"])
+    assert "NATS_STORE" in variables
+
+
+def test_nats_listens_on_one_machine_unless_it_is_told_otherwise() -> None:
+    conf = (FOLDER / "nats" / "nats.conf").read_text()
+    assert re.findall(r"^(?:listen|http): \"([^\"]*)\"", conf, re.MULTILINE) == ["127.0.0.1:4222", "127.0.0.1:8222"]
+    compose_nats = yaml.safe_load((FOLDER / "compose" / "nats.yaml").read_text())["services"]["nats"]
+    assert compose_nats["command"][-2:] == ["--addr", "0.0.0.0"] and compose_nats["networks"] == ["inside"]
+
+
+@pytest.mark.parametrize("folder", ["compose", "kubernetes"])
+def test_the_settings_that_are_commented_out_for_nats_are_valid(tmp_path: Path, folder: str) -> None:
+    file = FOLDER / folder / ("nats.yaml" if folder == "compose" else "config.toml")
+    block = re.search(r"^# *\[delivery\]\n(?:# .*\n)+", file.read_text(), re.MULTILINE)
+    assert block is not None
+    (tmp_path / "config.toml").write_text('runs_on = "workers"\n' + block.group().replace("#", ""))
+    settings = load_settings(tmp_path, env={"AVA_DATABASE_URL": "postgresql://ava@db/ava"})
+    assert engine_fault(settings) is None and settings.delivery.address == "nats://nats:4222"
 
 
 def test_the_alert_rules_are_valid() -> None:

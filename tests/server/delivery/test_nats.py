@@ -11,12 +11,9 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
-import httpx2
 import pytest
-import yaml
 from support.engines.bodies import Worker, instant_worker
 from support.network.certificates import issue
-from support.repository import REPOSITORY
 from support.stdio import until
 
 pytest.importorskip("nats", reason="the client is not installed")
@@ -31,7 +28,6 @@ from ava_server.delivery.nats import NatsDelivery
 
 pytestmark = pytest.mark.skipif(why_missing() is not None, reason=str(why_missing()))
 LEASE_S = 0.8
-KEDA = REPOSITORY / "docs" / "deploy" / "kubernetes" / "keda.example.yaml"
 
 
 @pytest.fixture
@@ -245,28 +241,6 @@ async def test_a_worker_works_with_the_least_rights_and_can_submit_nothing(guard
         assert (state.user, state.delivers) == ("the user worker", False)
     async with delivery(guarded, guarded.key("server")) as sender:
         assert (await sender.state()).delivers
-
-
-async def test_kedas_example_counts_the_runs_that_wait_and_those_that_workers_have(guarded: NatsServer) -> None:
-    [trigger] = yaml.safe_load(KEDA.read_text("utf-8"))["spec"]["triggers"]
-    named = trigger["metadata"]
-    worker = Worker()
-    async with (
-        delivery(guarded, guarded.key("server")) as sender,
-        working(guarded, worker, slots=2, credentials=guarded.key("worker")),
-    ):
-        for number in range(5):
-            await sender.deliver(f"S-{number}", ANY, "0.0")
-        await until(lambda: len(worker.held) == 2)
-        address = f"http://127.0.0.1:{guarded.http_port}/jsz?acc={named['account']}&consumers=true&config=true"
-        async with httpx2.AsyncClient() as client:
-            found = (await client.get(address)).json()
-        worker.gate.set()
-    # As KEDA's scaler does (pkg/scalers/nats_jetstream_scaler.go): of the account, the stream and the consumer.
-    [account] = [each for each in found["account_details"] if each["name"] == named["account"]]
-    [stream] = [each for each in account["stream_detail"] if each["name"] == named["stream"]]
-    [consumer] = [each for each in stream["consumer_detail"] if each["name"] == named["consumer"]]
-    assert consumer["num_pending"] + consumer["num_ack_pending"] == 5
 
 
 async def test_workers_with_a_label_work_in_an_account_of_their_own(guarded: NatsServer) -> None:

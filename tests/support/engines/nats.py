@@ -90,8 +90,8 @@ class NatsServer:
         """The documented file with this test's port and store, and with an account for workers with a label."""
         text = DOCUMENTED.read_text("utf-8")
         for old, new in (
-            ('listen: "0.0.0.0:4222"', f'listen: "127.0.0.1:{self.port}"'),
-            ('http: "0.0.0.0:8222"', f'http: "127.0.0.1:{self.http_port}"'),
+            ('listen: "127.0.0.1:4222"', f'listen: "127.0.0.1:{self.port}"'),
+            ('http: "127.0.0.1:8222"', f'http: "127.0.0.1:{self.http_port}"'),
             ("[WORKERS]", "[WORKERS, GPU]"),
         ):
             assert old in text
