@@ -68,7 +68,7 @@ class ConfirmOutcome:
 
     Attributes:
         approval_lines: The correct lines, if the call gave a wrong one; empty otherwise.
-        not_agreed: How the person who was asked did not agree. The proposals still wait then.
+        not_agreed: How the person who was asked did not decide. The proposals still wait then.
         lowered: A sentence for each limit that was lowered.
         elsewhere: Whether a proposal was decided elsewhere while the person was asked. The first sentences of
             `lowered` say so.

@@ -53,7 +53,7 @@ _LARGEST = 1e15
 
 
 NOT_AGREED: Mapping[NotAgreed, str] = {
-    "decline": "the question to the person was declined, by them or by a host without a person",
+    "decline": "the person declined",
     "cancel": "the person closed the question, or nobody saw it",
     "silent": "the person has not answered in time; a later answer starts nothing",
 }

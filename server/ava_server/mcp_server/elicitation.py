@@ -53,7 +53,10 @@ ANSWER_S = 600.0
 ASKED_AGAIN = 2
 """How often a person is asked again within one question: for an empty or unusable form, or a too fast answer."""
 READ_S = 1.0
-"""A yes that comes sooner after the question counts as a key press that was meant for something else."""
+"""An answer that comes sooner after the question is nobody's who has read it.
+
+A yes counts as a key press that was meant for something else, a no as the host's own, which has no person.
+"""
 TOO_FAST = (
     "A yes came less than a second after the question, before anybody could read it, so nothing was decided. Please"
     " read it and answer again."
@@ -105,8 +108,11 @@ class ClientPerson:
         return (self._params.request_state or "").partition(" ")[2] or None
 
     async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
-        """Ask, and again where the form cannot be used or was answered before anybody could read it."""
-        from ava_server.approval.start_form import CHOICE, YES, Reply
+        """Ask, and again where the form cannot be used or was answered before anybody could read it.
+
+        Only a person's own no is a `decline`: nobody has seen a question that the client declines at once.
+        """
+        from ava_server.approval.start_form import CHOICE, NO, YES, Reply
 
         if not self.fills_forms:
             question = question.as_yes_or_no()
@@ -118,9 +124,15 @@ class ClientPerson:
             reply = await self._ask(replace(question, wrong=wrong), again)
         if self._is_too_fast(reply):
             return Reply("cancel")
-        if self.fills_forms or reply.action != "accept" or reply.content.get(CHOICE) == YES:
-            return reply
-        return Reply("decline")  # an answer without the choice is the client's own
+        if not self.fills_forms and reply.action == "accept":
+            choice = reply.content.get(CHOICE)
+            if choice == YES:
+                return reply
+            # An answer without the choice is the client's own.
+            reply = Reply("decline" if choice == NO else "cancel")
+        if reply.action == "decline" and self._answered_s < READ_S:
+            return Reply("cancel")
+        return reply
 
     def _refusal(self, reply: Reply, use: Callable[[Reply], object]) -> str | None:
         """Return why the person is asked again, in a sentence, or None."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ava_audit.rows import ProposalRow
 from ava_audit.units import now_us
@@ -22,11 +23,12 @@ from ava_server.approval.decisions import (
     check_approval,
     check_proposal,
     refuse,
+    reject,
 )
 from ava_server.approval.start_form import NOT_AGREED, apply_reply, question
 from ava_server.service.access import Access, Operations
 from ava_server.service.open_questions import ask_until, lowered_limits, outcomes, until_decided
-from ava_server.service.page_links import PageDecisions, next_step
+from ava_server.service.page_links import REJECTED, PageDecisions, next_step
 from ava_server.service.record import CallContext
 
 NOT_ASKED = (
@@ -80,12 +82,24 @@ class ClientApprovals(Operations):
             return await self._decided_elsewhere(approval, sentences)
         if reply is None:
             return _not_agreed(checked, "cancel")
+        if reply.action == "decline":
+            return await self._reject(approval)
         if reply.action != "accept":
             return _not_agreed(checked, reply.action)
         if await self._access.needs_pin(approval.pending_ids):  # the PIN was set while the question was open
             return await self._pages.decide(approval, caller)
         agreed = apply_reply(checked, approval, reply)
         return await self._store.do(approve(agreed, self._session.who, "elicitation", limits))
+
+    async def _reject(self, approval: Approval) -> ConfirmOutcome:
+        """Reject the proposals, as the person who was asked has done."""
+        outcome = await self._store.do(reject(approval.pending_ids, self._session.who, "elicitation"))
+        decisions: list[ProposalDecision] = []
+        for decision in outcome.decisions:
+            if decision.status == "rejected":
+                decision = replace(decision, refused_because=REJECTED)
+            decisions.append(decision)
+        return replace(outcome, decisions=tuple(decisions))
 
     async def _decided_elsewhere(self, approval: Approval, sentences: Mapping[str, str]) -> ConfirmOutcome:
         """Return the state in the log of proposals of which some were decided while their question was open.
@@ -136,22 +150,29 @@ class ClientApprovals(Operations):
 
 
 def _not_agreed(checked: CheckedApproval, action: NotAgreed) -> ConfirmOutcome:
-    """Return the outcome of a question to which the person did not agree; the proposals still wait."""
+    """Return the outcome of a question that the person did not decide; the proposals still wait."""
     decisions = tuple(member.refused(NOT_AGREED[action]) for member in checked.members)
     return ConfirmOutcome(decisions, not_agreed=action)
 
 
 def not_started_next(outcome: ConfirmOutcome, again: str = CONFIRM_AGAIN) -> str:
     """Return what a caller does after a decision that started nothing; `again` says how the person is asked again."""
+    if outcome.not_agreed is None:
+        return _closed_next(outcome)
     if outcome.page is not None:
-        return next_step(outcome, again)
-    if outcome.not_agreed:
-        ids = " ".join(decision.pending_id for decision in outcome.decisions)
-        waiting = "the proposal still waits"
-        if len(outcome.decisions) != 1:
-            waiting = "the proposals still wait"
-        next_step_text = NEXT_STEPS[outcome.not_agreed].format(again=again)
-        return f"Nothing was started, and {waiting}. {next_step_text}. {NOT_ASKED.format(ids=ids)}."
+        return next_step(outcome, outcome.not_agreed, again)
+    ids = " ".join(decision.pending_id for decision in outcome.decisions)
+    waiting = "the proposal still waits"
+    if len(outcome.decisions) != 1:
+        waiting = "the proposals still wait"
+    next_step_text = NEXT_STEPS[outcome.not_agreed].format(again=again)
+    return f"Nothing was started, and {waiting}. {next_step_text}. {NOT_ASKED.format(ids=ids)}."
+
+
+def _closed_next(outcome: ConfirmOutcome) -> str:
+    """Return what a caller does after proposals were rejected or refused."""
+    if any(decision.status == "rejected" for decision in outcome.decisions):
+        return "Nothing was started. Ask the person what they want instead."
     started_before = [decision.before for decision in outcome.decisions if decision.before]
     if started_before:
         return f"Nothing new was started: {'; '.join(started_before)}."

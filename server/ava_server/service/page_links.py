@@ -246,18 +246,14 @@ class PageDecisions(Operations):
         return await self._store.read(query)
 
 
-def next_step(outcome: ConfirmOutcome, again: str) -> str:
-    """Return what a caller does after a wait for a page that started nothing; `again` says how to wait again."""
-    if outcome.not_agreed is None:
-        if any(decision.status == "rejected" for decision in outcome.decisions):
-            return "Nothing was started. Ask the person what they want instead."
-        return "Nothing was started."
-    why = WHY[outcome.not_agreed]
+def next_step(outcome: ConfirmOutcome, not_agreed: NotAgreed, again: str) -> str:
+    """Return what a caller does after a wait for a page that decided nothing; `again` says how to wait again."""
+    why = WHY[not_agreed]
     ids = " ".join(decision.pending_id for decision in outcome.decisions if decision.refused_because == why)
     if not outcome.page:
         return f"Nothing was started. {_ELSEWHERE.format(ids=ids)}"
     later = _LATER.format(page=outcome.page, ids=ids, again=again[0].upper() + again[1:])
-    if outcome.not_agreed == "silent":
+    if not_agreed == "silent":
         return f"Nothing was started. {later}"
     return f"Nothing was started. {_IF_NO} {later}"
 

@@ -229,6 +229,10 @@ class Spawns(Operations):
             _settle(answer, "expired")
             answer.message = "It expired before the person agreed, and nothing was started."
             answer.next = "Propose it again, if the person still wants it."
+        elif decision.status == "rejected" and not outcome.elsewhere:
+            _settle(answer, "rejected")
+            answer.message = "The person has seen the proposal and rejected it."
+            answer.next = not_started_next(outcome)
         elif now is not None and now.state != WAITING:  # it was decided elsewhere
             return _answer_of(now)
         else:

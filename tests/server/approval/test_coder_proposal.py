@@ -172,7 +172,7 @@ async def test_the_proposal_says_what_changes_where_and_which_command_verifies_i
 
 async def text_for_person(lab: Lab, made: Any) -> str:
     """Have the person asked about a proposal; return what they read."""
-    person = DialogPerson("decline")
+    person = DialogPerson("cancel")
     ids, lines = [made.pending_id], [made.approval_line]
     await lab.call_asking(person, "confirm_spawn", pending_ids=ids, approving=lines)
     [question] = person.questions

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from support.hosts.elicitation import (
     accept,
     cancel,
     decline,
+    decline_at_once,
     host,
     read_and_accept,
     refusal_reason,
@@ -24,11 +26,14 @@ from support.hosts.elicitation import (
 from support.runtime import PRICED, connect, hand_over
 from support.sample import sample
 
+from ava_audit.entries import Entry
 from ava_audit.events import SpawnDecided, UserMessage
 from ava_audit.rows import WAITING
 from ava_audit.store.store import Store
+from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.mcp_server import elicitation
+from ava_server.mcp_server.elicitation import READ_S
 
 # -- what the person answers ------------------------------------------------------------------------------------------
 
@@ -48,14 +53,41 @@ async def test_accepting_starts_one_run_and_logs_the_persons_decision(tmp_path: 
         assert len(at.person.asked) == 1, "what cannot start is no question"
 
 
-@pytest.mark.parametrize(("answers", "said"), [(decline, "declined"), (cancel, "closed the question")])
-async def test_declining_starts_nothing_and_names_the_alternatives(
-    tmp_path: Path, era: str, answers: Answering, said: str
+async def test_a_persons_no_rejects_the_proposals_with_channel_and_time(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, decline) as at:
+        made = [await at.propose(), await at.propose(task="What did it cost?", max_cost_cents=20)]
+        began_us = now_us()
+        answer = await at.confirm(*made, last="2 subagents together, at most $0.70")
+        assert answer["status"] == "rejected"
+        assert answer["next"] == "Nothing was started. Ask the person what they want instead."
+        for each in made:
+            entry = await rejection_of(at, each)
+            assert isinstance(entry.fact, SpawnDecided)
+            assert (entry.fact.decision, entry.fact.channel) == ("rejected", "elicitation")
+            assert began_us + READ_S * 1_000_000 < entry.ts_us
+        at.person.answers = accept()
+        again = await at.confirm(made[0])
+        assert "was rejected already, in the host at" in refusal_reason(again)
+        assert len(at.person.asked) == 1, "what was rejected is no question"
+        retried = await at.call("spawn_subagent", retry_of=made[0]["subagent_id"], max_cost_cents=20)
+        assert retried["status"] == WAITING, retried
+        assert (await at.confirm(retried))["status"] == "approved", "they may want it with other limits"
+
+
+async def rejection_of(at: Host, made: dict[str, Any]) -> Entry:
+    async with Store.open(at.root) as store:
+        [entry] = await store.read(lambda view: view.entries(made["subagent_id"], 0, ("SpawnDecided",)))
+    return entry
+
+
+@pytest.mark.parametrize("answers", [decline_at_once, cancel], ids=["no person", "closed"])
+async def test_without_a_persons_answer_the_proposal_waits_and_the_alternatives_are_named(
+    tmp_path: Path, era: str, answers: Answering
 ) -> None:
     async with host(tmp_path, era, answers) as at:
         made = await at.propose()
         answer = await at.confirm(made)
-        assert said in refusal_reason(answer)
+        assert "closed the question, or nobody saw it" in refusal_reason(answer)
         assert f"ava approve {made['pending_id']}" in answer["next"] and "policy auto" in answer["next"]
         await at.nothing_started()
         at.person.answers = accept()  # it still waits: another day, another mood
@@ -436,13 +468,22 @@ async def test_a_yes_that_nobody_can_have_read_is_asked_again(tmp_path: Path, er
             await at.nothing_started()
 
 
-@pytest.mark.parametrize("content", [{}, {"decision": "No"}, {"decision": True}, {"max_minutes": 1}])
+async def test_a_persons_no_rejects_where_the_host_shows_a_choice(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, read_and_accept(decision="No"), name="codex-mcp-client") as at:
+        made = await at.propose()
+        assert (await at.confirm(made))["status"] == "rejected"
+        [decided] = await at.facts(made, SpawnDecided)
+        assert (decided.decision, decided.channel) == ("rejected", "elicitation")
+
+
+@pytest.mark.parametrize("content", [{}, {"decision": True}, {"max_minutes": 1}])
+@pytest.mark.parametrize("answering", [accept, read_and_accept], ids=["at once", "later"])
 async def test_an_answer_without_the_persons_yes_starts_nothing_where_the_host_shows_a_choice(
-    tmp_path: Path, era: str, content: dict[str, Any]
+    tmp_path: Path, era: str, content: dict[str, Any], answering: Callable[..., Answering]
 ) -> None:
     """With full access, Codex accepts a form without fields by itself; the choice is what a person adds."""
-    async with host(tmp_path, era, accept(**content), name="codex-mcp-client") as at:
-        assert "declined" in refusal_reason(await at.confirm(await at.propose()))
+    async with host(tmp_path, era, answering(**content), name="codex-mcp-client") as at:
+        assert "nobody saw it" in refusal_reason(await at.confirm(await at.propose()))
         await at.nothing_started()
 
 
@@ -461,16 +502,6 @@ async def test_the_person_has_longer_where_the_host_waits_longer(
     async with host(tmp_path, "legacy", thinks, name=name) as at:
         answer = await at.confirm(await at.propose())
         assert answer["status"] == status, answer
-
-
-async def test_gives_different_advice_after_a_no_and_after_silence(tmp_path: Path) -> None:
-    nexts: list[str] = []
-    for answers in (decline, cancel):
-        async with host(tmp_path, "legacy", answers) as at:
-            nexts.append((await at.confirm(await at.propose(task=answers.__name__)))["next"])
-    said_no, unseen = nexts
-    assert "If the person said no, ask what they want instead" in said_no
-    assert "call confirm_spawn again with the same arguments" in unseen and "with the same arguments" not in said_no
 
 
 async def test_accepts_a_fractional_number_of_minutes_as_the_form_shows_it(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from mcp_types import ElicitResult
-from support.hosts.elicitation import accept, approval, decline, host, refusal_reason
+from support.hosts.elicitation import accept, approval, cancel, host, refusal_reason
 from support.hosts.raw_client import open_raw_client
 from support.model_server import Gate, Say, run_model_server
 from support.runtime import PRICED, allow_workspace, hand_over, settings_of
@@ -86,9 +86,9 @@ async def test_an_invalid_answer_starts_nothing_and_is_not_an_internal_error(
 
 
 async def test_in_the_handshake_era_an_answer_sent_with_the_call_is_ignored(tmp_path: Path) -> None:
-    async with host(tmp_path, "legacy", decline) as at:
+    async with host(tmp_path, "legacy", cancel) as at:
         made = await at.propose()
         answer = await at.by_hand(approval(made), answer=ElicitResult(action="accept", content={}))
         assert isinstance(answer, dict)
-        assert "declined" in refusal_reason(answer) and len(at.person.asked) == 1
+        assert "closed the question" in refusal_reason(answer) and len(at.person.asked) == 1
         await at.nothing_started()

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 from mcp_types import ElicitRequestFormParams, ElicitResult, ErrorData, ToolAnnotations
-from support.hosts.elicitation import Answering, Host, Person, accept, cancel, decline, host
+from support.hosts.elicitation import Answering, Host, Person, accept, cancel, decline_at_once, host
 from support.hosts.profiles import CODEX
 from support.hosts.real_hosts import SPAWN
 from support.http_server import serve_http, token
@@ -69,7 +69,7 @@ async def never(_question: ElicitRequestFormParams) -> ElicitResult:
     raise AssertionError
 
 
-@pytest.mark.parametrize("answers", [decline, cancel, breaks, accept(), accept(decision="No"), never])
+@pytest.mark.parametrize("answers", [decline_at_once, cancel, breaks, accept(), accept(decision="No"), never])
 async def test_without_the_hints_only_the_persons_yes_starts_a_run(tmp_path: Path, answers: Answering) -> None:
     async with host(tmp_path, "legacy", answers, name=CODEX_NAME) as at:
         assert not asks(await hints(at))
@@ -84,7 +84,7 @@ async def test_without_the_hints_only_the_persons_yes_starts_a_run(tmp_path: Pat
 @pytest.mark.parametrize("policy", ["ask", "auto", "human"])
 async def test_without_the_hints_each_policy_asks_the_person_or_refuses(tmp_path: Path, policy: str) -> None:
     """The proposal can read the web, so that `auto` does not start it."""
-    async with host(tmp_path, "legacy", decline, name=CODEX_NAME, config=f'approval = "{policy}"\n{PRICED}') as at:
+    async with host(tmp_path, "legacy", cancel, name=CODEX_NAME, config=f'approval = "{policy}"\n{PRICED}') as at:
         assert not asks(await hints(at))
         with anyio.fail_after(30):
             answer = await at.confirm(await at.propose())
@@ -125,7 +125,7 @@ async def test_a_connection_that_got_no_hints_starts_nothing_once_it_cannot_ask(
 
 async def test_a_codex_that_cannot_ask_is_told_to_ask_and_may_start_as_before(tmp_path: Path) -> None:
     async with connect(tmp_path, [hand_over()], config=PRICED, mode="legacy", name=CODEX_NAME) as (client, models):
-        at = Host(client, Person(decline), models, tmp_path / "data", tmp_path / "workspace")
+        at = Host(client, Person(cancel), models, tmp_path / "data", tmp_path / "workspace")
         assert asks(await hints(at)), "it cannot show Ava's question, so that Codex asks"
         proposed = await at.propose()
         assert (await at.confirm(proposed))["status"] == "approved"

@@ -7,13 +7,23 @@ from typing import Any
 
 import anyio
 import pytest
-from mcp_types import CallToolResult, ElicitRequestFormParams, ElicitResult, InputRequiredResult
+from mcp_types import CallToolResult, ElicitRequestFormParams, ElicitResult, ErrorData, InputRequiredResult
 from support.hosts.ask_at_once import proposal_states, question_state, spawn_and_ask, spawn_arguments, spawn_by_hand
-from support.hosts.elicitation import Answering, Host, Person, accept, cancel, decline, host, structured
+from support.hosts.elicitation import (
+    Answering,
+    Host,
+    Person,
+    accept,
+    cancel,
+    decline,
+    decline_at_once,
+    host,
+    structured,
+)
 from support.model_server import Gate, Say
 from support.runtime import PRICED, connect, hand_over
 
-from ava_audit.events import SpawnProposed, UserMessage
+from ava_audit.events import SpawnDecided, SpawnProposed, UserMessage
 from ava_audit.rows import WAITING
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
@@ -53,13 +63,24 @@ async def test_limits_lowered_in_the_form_are_those_of_the_run_and_of_the_answer
         assert (await at.started_once(answer)).changes == {"max_cost_micros": 200_000, "timeout_s": 90.0}
 
 
-@pytest.mark.parametrize(("answers", "said"), [(decline, "declined"), (cancel, "closed the question")])
-async def test_without_a_yes_the_proposal_waits_and_can_be_confirmed_later(
-    tmp_path: Path, era: str, answers: Answering, said: str
+async def test_a_no_rejects_the_proposal(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, decline) as at:
+        answer = await spawn_and_ask(at)
+        assert answer["status"] == "rejected" and "approval_line" not in answer and "expires_at" not in answer
+        assert answer["message"] == "The person has seen the proposal and rejected it."
+        assert answer["next"] == "Nothing was started. Ask the person what they want instead."
+        [decided] = await at.facts(answer, SpawnDecided)
+        assert (decided.decision, decided.channel) == ("rejected", "elicitation")
+        assert await proposal_states(at) == ["rejected"] and at.models.requests == []
+
+
+@pytest.mark.parametrize("answers", [decline_at_once, cancel], ids=["no person", "closed"])
+async def test_without_an_answer_the_proposal_waits_and_can_be_confirmed_later(
+    tmp_path: Path, era: str, answers: Answering
 ) -> None:
     async with host(tmp_path, era, answers) as at:
         answer = await spawn_and_ask(at)
-        assert answer["status"] == WAITING and said in answer["message"]
+        assert answer["status"] == WAITING and "closed the question, or nobody saw it" in answer["message"]
         assert f"ava approve {answer['pending_id']}" in answer["next"]
         await at.nothing_started()
         at.person.answers = accept()
@@ -111,7 +132,7 @@ async def test_without_ask_nobody_is_asked(tmp_path: Path, era: str) -> None:
 
 async def test_ask_is_no_part_of_what_is_approved_or_repeated(tmp_path: Path, era: str) -> None:
     """The same task_id is the same proposal with and without it, and a retry does not ask by itself."""
-    async with host(tmp_path, era, decline) as at:
+    async with host(tmp_path, era, cancel) as at:
         first = await spawn_and_ask(at, task_id="prices", ask=False)
         second = await spawn_and_ask(at, task_id="prices")
         assert second["pending_id"] == first["pending_id"] and len(at.person.asked) == 1
@@ -181,7 +202,7 @@ async def test_an_answer_to_a_proposal_that_was_decided_meanwhile_changes_nothin
 def decides_elsewhere(at: Host, decision: str, then: Answering) -> Answering:
     """Return an answer before which somebody else decides."""
 
-    async def answers(shown: ElicitRequestFormParams) -> ElicitResult:
+    async def answers(shown: ElicitRequestFormParams) -> ElicitResult | ErrorData:
         at.person.answers = accept()  # to the question of the other call
         limits = spawn_limits(Settings(data_root=at.root), "")
         async with Store.open(at.root) as store:
@@ -191,7 +212,8 @@ def decides_elsewhere(at: Host, decision: str, then: Answering) -> Answering:
         approving = {"approving": [made.line]} if decision == "approve" else {}
         await at.client.call_tool("confirm_spawn", {"pending_ids": [run.pending_id], "decision": decision, **approving})
         answer = then(shown)
-        assert isinstance(answer, ElicitResult)
+        if not isinstance(answer, ElicitResult | ErrorData):
+            answer = await answer
         return answer
 
     return answers

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mcp_types import ElicitResult, InputRequiredResult
 from support.hosts import extensions
-from support.hosts.elicitation import accept, cancel, decline, host
+from support.hosts.elicitation import Answering, accept, cancel, decline, decline_at_once, host
 from support.runtime import PRICED, allow_workspace, settings_of
 from support.sample import sample
 
@@ -51,10 +51,13 @@ async def test_the_host_asks_its_person_and_a_no_has_it_wrap_up(tmp_path: Path, 
         assert (decided.decision, decided.channel, decided.changes) == ("declined", "elicitation", {})
 
 
-async def test_a_closed_question_decides_nothing_and_is_not_asked_again(tmp_path: Path, era: str) -> None:
+@pytest.mark.parametrize("no_answer", [cancel, decline_at_once], ids=["closed", "no person"])
+async def test_a_question_that_nobody_answers_decides_nothing_and_is_not_asked_again(
+    tmp_path: Path, era: str, no_answer: Answering
+) -> None:
     async with host(tmp_path, era, accept(), extensions.keep_noting) as at:
         run = await at.propose(**extensions.CAP)
-        at.person.answers = lambda asked: accept()(asked) if "start a researcher" in asked.message else cancel(asked)
+        at.person.answers = lambda asked: accept()(asked) if "start a researcher" in asked.message else no_answer(asked)
         checked = await extensions.confirm_until_asked(at, run)
         assert f"/ava approve {run['subagent_id']}`" in checked["message"]
         assert checked["status"] == "awaiting_extension"

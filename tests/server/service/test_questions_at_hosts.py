@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,12 @@ async def test_every_answer_names_a_waiting_question_and_check_shows_it_as_untru
 async def test_check_asks_the_person_in_the_host(tmp_path: Path, era: str, answer: Any, result: str) -> None:
     started: list[str] = []
 
-    def first(question: ElicitRequestFormParams) -> ElicitResult:
+    async def first(question: ElicitRequestFormParams) -> ElicitResult:
         if "Start it?" in question.message:
             return ElicitResult(action="accept", content={})
         reply = answer(question)
+        if isawaitable(reply):
+            reply = await reply
         assert isinstance(reply, ElicitResult)
         return reply
 

@@ -57,8 +57,14 @@ def read_and_accept(**content: Any) -> Answering:
     return answer
 
 
-def decline(_question: ElicitRequestFormParams) -> ElicitResult:
-    """Decline a form."""
+async def decline(_question: ElicitRequestFormParams) -> ElicitResult:
+    """Decline a form as a person does who reads the question first."""
+    await anyio.sleep(READ_S + 0.1)
+    return ElicitResult(action="decline")
+
+
+def decline_at_once(_question: ElicitRequestFormParams) -> ElicitResult:
+    """Decline a form as a host without a person does."""
     return ElicitResult(action="decline")
 
 
