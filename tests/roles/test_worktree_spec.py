@@ -184,7 +184,7 @@ def test_recognises_a_test_by_its_path(path: str, expected: bool) -> None:
         ("npm test", "src/add.js", False), ("python3 -m unittest", "src/add.py", False),
     ],
 )  # fmt: skip
-async def test_lists_files_run_by_the_verify_command_together_with_the_tests(
+async def test_marks_files_that_the_verify_command_or_what_it_runs_names(
     tmp_path: Path, verify: str, path: str, expected: bool
 ) -> None:
     needs("bubblewrap")
@@ -204,7 +204,7 @@ async def test_lists_files_run_by_the_verify_command_together_with_the_tests(
         shop.edits.write(path, b"changed\n")
         branch = shop.keep("Change it")
     assert branch is not None
-    assert [(each.path, each.test) for each in branch.changed] == [(path, expected)]
+    assert [(each.path, each.named, each.test) for each in branch.changed] == [(path, expected, False)]
 
 
 PYTEST_OUTPUT = """============================= test session starts ==============================

@@ -65,16 +65,19 @@ _FALLBACK_NAME = "Ava"
 _FALLBACK_EMAIL = "ava@localhost"
 
 
-def is_test(path: str, words: Iterable[str] = ()) -> bool:
-    """Tell whether a file (from the root) is a test, or controls a verify command, by words of commands and runners."""
-    if any(_names_file(word, path) for word in words):
-        return True
+def is_test(path: str) -> bool:
+    """Tell by its path from the root whether a file is a test, or a setting that decides which tests run."""
     *folders, name = path.split("/")
     if name.lower() in _TEST_SETTINGS or path.startswith(".cargo/"):
         return True
     if _TEST_CONFIG.fullmatch(name) or _TEST_FILE.fullmatch(name):
         return True
     return not _TEST_FOLDERS.isdisjoint(map(str.lower, folders))
+
+
+def _is_named(path: str, words: Iterable[str]) -> bool:
+    """Tell whether one of these words of commands and runners means a file. It may be the program that is verified."""
+    return any(_names_file(word, path) for word in words)
 
 
 def _names_file(word: str, path: str) -> bool:
@@ -124,7 +127,9 @@ def changed_files(git: Git, base: str, head: str, commands: Sequence[str] = ()) 
     files: list[ChangedFile] = []
     for name, kind in sorted(kinds.items()):
         added_lines, removed_lines = counts.get(name, (0, 0))
-        files.append(ChangedFile(name, added_lines, removed_lines, kind, is_test(name, words), links.get(name)))
+        test = is_test(name)
+        named = not test and _is_named(name, words)
+        files.append(ChangedFile(name, added_lines, removed_lines, kind, test, links.get(name), named))
     return tuple(files)
 
 

@@ -285,8 +285,9 @@ class WorktreeSpec:
 class ChangedFile:
     """A file that the work changed, by its path relative to the repository's root.
 
-    `added` and `removed` are lines, 0 for a binary file. `test`: it is a test, or controls what the verify command
-    runs. `link`: the target, if it is now a symbolic link; else None.
+    `added` and `removed` are lines, 0 for a binary file. `test`: it is a test, or a setting that decides which tests
+    run. `link`: the target, if it is now a symbolic link; else None. `named`: it is no test by its path, and the verify
+    command or what that runs names it: the program under test, or a script that tests.
     """
 
     path: str
@@ -295,6 +296,7 @@ class ChangedFile:
     kind: Literal["added", "changed", "removed"]
     test: bool
     link: str | None = None
+    named: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from ava_server.render.responses import RunAnswer, Untrusted
+from ava_server.runs.record.changes import NAMED, TESTS
 
 RESULTS_CHARS = 7_500
 """Characters, as JSON, of all results in one answer; with everything around them it stays under 10,000."""
@@ -88,14 +89,17 @@ def _shorten(answer: RunAnswer, untrusted: Untrusted, room: int) -> None:
 
 
 def _first_changes(changed: dict[str, Any], room: int) -> tuple[dict[str, Any], int]:
-    """Return as many of the changes as fit, tests first, and how many files were left out."""
+    """Return as many of the changes as fit, tests and files of the command first, and how many files were left out."""
     failing: dict[str, Any] = {}
     if changed.get("failing"):  # of a command's output, the end tells most
         failing["failing"] = _cut(changed["failing"][::-1], room // 2)[::-1]
-    tests: dict[str, Any] = {name: _first(changed[name], room // 6) for name in changed if name.startswith("tests_")}
+    listed: dict[str, Any] = {}
+    for name in changed:
+        if name.startswith((f"{TESTS}_", f"{NAMED}_")):
+            listed[name] = _first(changed[name], room // 6)
     files = changed.get("files", [])
-    kept = _first(files, room - json_chars(failing) - json_chars(tests))
-    return {"files": kept, **tests, **failing}, len(files) - len(kept)
+    kept = _first(files, room - json_chars(failing) - json_chars(listed))
+    return {"files": kept, **listed, **failing}, len(files) - len(kept)
 
 
 def _first(items: list[Any], room: int) -> list[Any]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SUBJECT_CHARS, TASK_CHARS, BODY_COLUMNS = 72, 400, 72
 KINDS = ("added", "changed", "removed")
+TESTS, NAMED = "tests", "named"
+"""What changed files are listed as, besides all of them: tests, and files that the verify command names."""
 FILES = 300
 """Most files that a result names."""
 LATE = "the commit was not ready in time, and is made right after the end"
@@ -129,17 +131,14 @@ def build_changes(
         notes = [*branch.notes, *coding.notes]
     if name:
         to_merge = f"git -C {shlex.quote(coding.repository)} merge {shlex.quote(name)}"
-    tests: dict[str, list[str]] = {kind: [] for kind in KINDS}
-    for file in files:
-        if file.test and file.kind in tests:
-            tests[file.kind].append(file.path)
+    listed = _listed(files)
     ours: dict[str, Any] = {
         "repository": coding.repository,
         "branch": name,
         "base": base,
         "head": head,
         "not_kept": kept.fault or None,
-        **_counts(files, tests),
+        **_counts(files, listed),
         "verified": verified,
         "verify": _verification(coding, ready, check),
         "to_merge": to_merge,
@@ -147,17 +146,31 @@ def build_changes(
     }
     if kept.pack is not None:
         ours["pack"] = kept.pack.model_dump()
-    return ours, _untrusted_part(files, tests, check)
+    return ours, _untrusted_part(files, listed, check)
 
 
-def _counts(files: Sequence[ChangedFile], tests: Mapping[str, Sequence[str]]) -> dict[str, int]:
+def _listed(files: Sequence[ChangedFile]) -> dict[str, list[str]]:
+    """Return the paths of changed files that a person looks at before they rely on the verification."""
+    listed: dict[str, list[str]] = {}
+    for group in (TESTS, NAMED):
+        for kind in KINDS:
+            listed[f"{group}_{kind}"] = []
+    for file in files:
+        if file.test:
+            listed[f"{TESTS}_{file.kind}"].append(file.path)
+        elif file.named:
+            listed[f"{NAMED}_{file.kind}"].append(file.path)
+    return listed
+
+
+def _counts(files: Sequence[ChangedFile], listed: Mapping[str, Sequence[str]]) -> dict[str, int]:
     counts = {
         "files": len(files),
         "added": sum(each.added for each in files),
         "removed": sum(each.removed for each in files),
     }
-    for kind, paths in tests.items():
-        counts[f"tests_{kind}"] = len(paths)
+    for name, paths in listed.items():
+        counts[name] = len(paths)
     counts["links"] = sum(each.link is not None for each in files)
     return counts
 
@@ -172,11 +185,11 @@ def _verification(coding: Coding, ready: WorktreeReady | None, check: WorkChecke
 
 
 def _untrusted_part(
-    files: Sequence[ChangedFile], tests: Mapping[str, Sequence[str]], check: WorkChecked | None
+    files: Sequence[ChangedFile], listed: Mapping[str, Sequence[str]], check: WorkChecked | None
 ) -> dict[str, Any]:
     part: dict[str, Any] = {"files": [_file(each) for each in files[:FILES]]}
-    for kind, paths in tests.items():
-        part[f"tests_{kind}"] = paths[:FILES]
+    for name, paths in listed.items():
+        part[name] = paths[:FILES]
     if check is not None and not check.verify.passed:
         part["failing"] = check.verify.output
     return {name: value for name, value in part.items() if value}
@@ -199,7 +212,7 @@ def _file(each: ChangedFile) -> dict[str, Any]:
 def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
     lines = [_branch_line(ours), _verification_line(ours["verify"], verified=ours["verified"])]
     for kind in KINDS:
-        count = ours[f"tests_{kind}"]
+        count = ours[f"{TESTS}_{kind}"]
         if not count:
             continue
         files = f"{count:,} test files, or files that decide what is tested, were"
@@ -209,6 +222,9 @@ def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
         if kind != "added":
             advice = ": look at that before you rely on the tests"
         lines.append(f"{files} {kind}{advice}.")
+    named = _named_line(ours)
+    if named:
+        lines.append(named)
     links = ours.get("links")
     if links:
         subject = f"{links:,} symbolic links were"
@@ -227,6 +243,18 @@ def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
         lines.append(f"{see_it}Merge it: {ours['to_merge']}")
     lines.extend(f"Note: {note}." for note in ours["notes"])
     return lines
+
+
+def _named_line(ours: Mapping[str, Any]) -> str:
+    """Return a sentence about changed files that the verify command names; empty where there are none."""
+    changed = sum(ours.get(f"{NAMED}_{kind}", 0) for kind in KINDS)  # a result of an earlier version has none
+    if not changed:
+        return ""
+    files = "1 file" if changed == 1 else f"{changed:,} files"
+    return (
+        f"It changed {files} that the verify command, or what that runs, names: if one is a check and not the program"
+        " that is checked, look at it before you rely on the outcome."
+    )
 
 
 def _branch_line(ours: Mapping[str, Any]) -> str:
@@ -264,9 +292,12 @@ def changed_lines(untrusted: Mapping[str, Any]) -> list[str]:
         what = f"is a symbolic link to {each['link']}" if "link" in each else f"+{each['added']} −{each['removed']}"
         lines.append(f"{str(each['kind']).capitalize()}: {each['path']} {what}")
     for kind in KINDS:
-        paths = untrusted.get(f"tests_{kind}")
+        paths = untrusted.get(f"{TESTS}_{kind}")
         if paths:
             lines.append(f"Tests, and what decides on them, {kind}: {', '.join(paths)}")
+        paths = untrusted.get(f"{NAMED}_{kind}")
+        if paths:
+            lines.append(f"Named by the verify command, {kind}: {', '.join(paths)}")
     failing = untrusted.get("failing")
     if failing:
         lines.append(f"What failed:\n{failing}")

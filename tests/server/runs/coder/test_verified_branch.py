@@ -133,6 +133,27 @@ async def test_lists_changed_and_removed_tests_separately_whatever_the_verificat
     assert checked.runs[0].changes["branch"] == result["changes"]["branch"]
 
 
+async def test_lists_the_program_that_the_verify_command_runs_apart_from_the_tests(tmp_path: Path) -> None:
+    """It is the file that was to change; a script that tests is listed like it, since a command does not tell which."""
+    project(tmp_path, **{"greet.py": "print('Goodbye')\n", "check.sh": "python3 greet.py | grep Hello\n"})
+    script = make_calls(
+        ("edit_file", {"path": "greet.py", "old": "Goodbye", "new": "Hello"}),
+        ("write_file", {"path": "check.sh", "content": "true\n"}),
+    )
+    async with open_lab(tmp_path, script) as lab:
+        result = await run_coder(lab, namespace=["."], verify="python3 greet.py | grep Hello && sh check.sh")
+        text = text_of(await lab.call("check_subagent", subagent_id=result["subagent_id"]))
+    changes = result["changes"]
+    assert changes["verified"] and changes["tests_changed"] == 0 and changes["named_changed"] == 2
+    changed = result["untrusted_result"]["changed"]
+    assert changed["named_changed"] == ["check.sh", "greet.py"] and "tests_changed" not in changed
+    inside = text[text.index("<subagent_result") : text.index("</subagent_result>")]
+    assert "Named by the verify command, changed: check.sh, greet.py" in inside and "Tests" not in inside
+    outside = text[text.index("</subagent_result>") :]
+    assert "It changed 2 files that the verify command, or what that runs, names: if one is a check" in outside
+    assert "test file" not in outside and "greet.py" not in outside.replace(changes["verify"]["command"], "")
+
+
 async def test_lists_symbolic_links_as_links(tmp_path: Path) -> None:
     project(tmp_path)
     script = make_calls(("run_bash", {"command": "ln -s /etc/passwd users.txt; rm README.md; ln -s nowhere README.md"}))
