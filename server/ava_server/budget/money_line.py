@@ -14,7 +14,7 @@ it follows from the log, so every process and every run comes to the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -86,40 +86,11 @@ def money_wait_words(fact: MoneyAwaited) -> str:
         return f"returned {format_usd(fact.returned)}, held for its last turn: its process is gone, and others wait"
     if fact.over:
         return "waits for money no longer"
-    return f"waits for {_awaited_words(fact.missing, fact.runs)}"
-
-
-def _awaited_words(missing: int, runs: int) -> str:
-    """Return what a run waits for: `$0.12 that 2 other runs hold`. With 0 runs it is free, but an older run waits."""
-    money = format_usd(missing)
-    if runs == 0:
-        return f"{money}, behind an older run"
-    others = "run holds" if runs == 1 else "runs hold"
-    return f"{money} that {runs} other {others}"
-
-
-def awaited_money(view: View, run: RunRow, is_alive: Callable[[str], bool]) -> str | None:
-    """Return what a running run waits for now: `$0.12 that 2 other runs hold`. None: it waits for no money.
-
-    `is_alive` tells whether an instance lives. The amounts are those of this moment, not those of the entry.
-    """
-    wait = loads(run.money_wait)
-    if wait is None:
-        return None
-    scope = str(wait["scope"])
-    need = int(wait["micros"])
-    missing = need - (int(wait["limit"]) - view.bucket(scope).committed + run.wrap_in(scope))
-    if missing <= 0:
-        return _awaited_words(need, 0)
-    holders = 0
-    for other in view.money_holders():
-        if other.id == run.id or other.held_in(scope) <= 0:
-            continue
-        if other.instance is not None and is_alive(other.instance):
-            holders += 1
-    if holders == 0:  # it asks again within a second; of runs whose process is gone, it settles what they hold
-        return f"{format_usd(missing)} that paused or interrupted runs hold"
-    return _awaited_words(missing, holders)
+    money = format_usd(fact.missing)
+    if fact.runs == 0:
+        return f"waits for {money}, behind an older run"
+    others = "run holds" if fact.runs == 1 else "runs hold"
+    return f"waits for {money} that {fact.runs} other {others}"
 
 
 @dataclass(frozen=True)

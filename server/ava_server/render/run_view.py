@@ -30,7 +30,6 @@ from ava_audit.view import View, loads
 from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import brief_of
 from ava_server.budget.held_words import held_words
-from ava_server.budget.money_line import awaited_money
 from ava_server.core.commands import advice_there
 from ava_server.core.ids import AGENT, label, state_words
 from ava_server.render.answer_size import add_result
@@ -51,6 +50,7 @@ from ava_server.runs.asking.question_kinds import PendingQuestion
 from ava_server.runs.owner.blockers import blocker_in
 from ava_server.runs.record.claims import plan_waits_for_resume, resume_line, waits_for_resume
 from ava_server.runs.record.lifecycle import awaited, is_held, pause_words, paused
+from ava_server.runs.record.money_holders import awaited_money
 from ava_server.runs.record.plan_time import plan_busy_us
 
 if TYPE_CHECKING:
@@ -420,15 +420,15 @@ def view_run(
     if run.is_plan:
         shown = replace(shown, asked_by_runs=tuple(questions.once(view.asking_runs(run.id))))
     if state == RUNNING:
-        return _with_work(shown, view, processes, manager)
+        return _with_work(shown, view, processes, now_us, manager)
     return shown
 
 
-def _with_work(shown: RunView, view: View, processes: Processes, manager: Manager | None) -> RunView:
+def _with_work(shown: RunView, view: View, processes: Processes, now_us: int, manager: Manager | None) -> RunView:
     """Add what a running run does, or that it waits for money, and who has it."""
     run = shown.row
     shown = replace(shown, ends_with_host=_ends_with_host(view, run), worker=_worker_of(run, processes))
-    money = awaited_money(view, run, processes.alive)
+    money = awaited_money(view, run, now_us, processes.alive)
     if money is not None:
         return replace(shown, wait=Wait("money", run, blocker=money))
     return replace(shown, activity=activity_of(run, processes, manager))

@@ -18,7 +18,6 @@ from ava_server.approval.decide import approval_needs
 from ava_server.approval.outcomes import run_now
 from ava_server.approval.proposals import made_under
 from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, show_value
-from ava_server.budget.money_line import awaited_money
 from ava_server.core.errors import BadInput, Refused, with_advice
 from ava_server.core.ids import label, parse_id, parse_number
 from ava_server.render.answer_size import (
@@ -39,6 +38,7 @@ from ava_server.render.run_view import (
 from ava_server.runs.asking.pending_questions import OpenQuestions
 from ava_server.runs.asking.question_kinds import PendingQuestion, QuestionDecision
 from ava_server.runs.record.lifecycle import paused
+from ava_server.runs.record.money_holders import awaited_money
 from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.current import others_words
 from ava_server.service.fetch import bring_to_repositories
@@ -294,7 +294,7 @@ class RunChecks(Operations):
         for row in unended:
             if states[row.id] != RUNNING:
                 continue
-            money = awaited_money(view, row, processes.alive)
+            money = awaited_money(view, row, now_us(), processes.alive)
             if money is not None:
                 return f"{label(row)}: waits for {money}"
             activity = activity_of(row, processes, self._runtime.manager)

@@ -39,13 +39,14 @@ async def test_whoever_waits_settles_what_a_dead_process_held_and_continues_noth
         gate.released.set()
         async with open_lab(tmp, server=server, config=config, mode=OWN_RUNS, check=False) as lab:
             second = await lab.start(max_cost_cents=50)
-            if where == "before it starts":
-                says = f"; {first} holds $"
-                shown = await lab.check(second)
-                with anyio.fail_after(20):
-                    while says not in str(shown.waits_for):
-                        await anyio.sleep(0.05)
-                        shown = await lab.check(second)
+            says = f"; {first} holds $"
+            shown = await lab.check(second)
+            with anyio.fail_after(20):
+                while says not in str(shown.waits_for):
+                    await anyio.sleep(0.05)
+                    shown = await lab.check(second)
+            assert " and is interrupted: that comes back within a minute, or with `" in shown.waits_for
+            assert f"ava resume {first}` or `ava cancel {first}`" in shown.waits_for
             assert (await lab.ended(second, within_s=60)).state == "success"
             dead = await lab.run(first)
             assert (dead.state, dead.in_flight, dead.wrap_micros) == (RUNNING, None, 0)

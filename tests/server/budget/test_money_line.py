@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -58,7 +59,8 @@ async def test_a_run_waits_until_the_call_of_another_run_is_settled(tmp_path: Pa
         checked = await lab.call("check_subagent", subagent_id=second, wait_seconds=2.5)  # it asks again every second
         assert len(await lab.facts(second, MoneyAwaited)) == 1, "and writes nothing"
         assert checked.runs[0].elapsed_seconds < 2
-        assert any(f"waits for {format_usd(fact.missing)} that 1 other run holds" in line for line in lab.progress)
+        awaited = await waits.holder_words(lab, first, second)
+        assert any(f"waits for {awaited}" in line for line in lab.progress)
         gate.released.set()
         rows = [await lab.ended(run_id) for run_id in (first, second)]
         assert [each.state for each in rows] == ["success", "success"]
@@ -81,9 +83,8 @@ async def test_a_log_that_cannot_be_read_for_a_while_ends_no_waiting_run(
 
 
 async def test_every_surface_says_in_avas_own_words_what_a_run_waits_for(tmp_path: Path) -> None:
-    async with waits.open_waiting_run(tmp_path) as (lab, gate, _first, second):
-        [fact] = await lab.facts(second, MoneyAwaited)
-        awaited = f"{format_usd(fact.missing)} that 1 other run holds"
+    async with waits.open_waiting_run(tmp_path) as (lab, gate, first, second):
+        awaited = await waits.holder_words(lab, first, second)
         checked = await lab.call("check_subagent", subagent_id=second)
         assert checked.runs[0].waits_for == awaited and checked.runs[0].untrusted_activity is None
         assert f"waits for: {awaited}" in text_of(checked)
@@ -105,6 +106,24 @@ async def test_every_surface_says_in_avas_own_words_what_a_run_waits_for(tmp_pat
         table = templates().from_string('{% import "parts.html" as parts %}{{ parts.rows(runs, false) }}')
         assert f"waits for {awaited}" in table.render(runs=[shown])
         gate.released.set()
+
+
+async def test_a_run_that_waits_is_not_told_the_names_of_other_users_runs(tmp_path: Path) -> None:
+    held = await waits.micros_of_first_call(waits.new_folder(tmp_path, "first"))
+    gate, tmp = Gate(), waits.new_folder(tmp_path, "second")
+    config = f"{waits.day_limits(held * 19 // 100_000)}\n[users.ben]\nworkspaces = ['{tmp}']\n"
+    async with open_lab(tmp, [waits.spend(gate), waits.spend()], config=config, everybody=True) as lab:
+        bens = replace(lab, service=lab.as_user("ben"))
+        first = await bens.start(max_cost_cents=50)
+        await wait_for(gate.arrived)
+        second = await lab.start(max_cost_cents=50)
+        await waits.wait_for_money(lab, second)
+        words = str((await lab.check(second)).waits_for)
+        holds = format_usd((await lab.run(first)).held_in(first))
+        assert words.endswith(f"; runs of other users that are at work hold {holds}")
+        assert first not in words
+        gate.released.set()
+        assert [(await lab.ended(run_id)).state for run_id in (first, second)] == ["success", "success"]
 
 
 async def test_at_midnight_a_run_that_waits_spends_from_the_new_day(
@@ -186,7 +205,8 @@ async def test_runs_of_two_processes_wait_for_each_other(tmp_path: Path) -> None
                 await waits.wait_for_money(here, second)
                 owners = {(await here.run(run_id)).instance for run_id in (first, second)}
                 assert len(owners) == 2
-                assert "that 1 other run holds" in (await waits.view_of_run(lab, second)).doing, "each process shows it"
+                words = f"{first} holds $"
+                assert words in (await waits.view_of_run(lab, second)).doing, "each process shows it"
                 gate.released.set()
                 rows = [await here.ended(run_id) for run_id in (first, second)]
                 assert [row.state for row in rows] == ["success", "success"]
@@ -211,7 +231,7 @@ async def test_runs_of_two_machines_on_postgres_wait_for_each_other(tmp_path: Pa
             await waits.wait_for_money(two, second)
             assert len({(await one.run(run_id)).instance for run_id in (first, second)}) == 2
             for lab in (one, two):
-                assert "that 1 other run holds" in (await waits.view_of_run(lab, second)).doing
+                assert f"{first} holds $" in (await waits.view_of_run(lab, second)).doing
             gate.released.set()
             rows = [await one.ended(run_id) for run_id in (first, second)]
             assert [row.state for row in rows] == ["success", "success"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import anyio
 
-from ava_audit.events import CostReserved
+from ava_audit.events import CostReserved, MoneyAwaited
 from ava_audit.rows import RUNNING, RunRow
-from ava_audit.units import now_us
+from ava_audit.units import format_usd, now_us
 from ava_server.render.run_view import RunView, view_run
 from support import owner
 from support.model_server import Gate, ModelServer, Say
@@ -78,6 +78,14 @@ async def open_waiting_run(tmp_path: Path, **more: Any) -> AsyncGenerator[tuple[
         waiter = await lab.start(max_cost_cents=50, **more)
         await wait_for_money(lab, waiter)
         yield lab, gate, first, waiter
+
+
+async def holder_words(lab: Lab, holder_id: str, waiter_id: str) -> str:
+    """Return what is said of a waiting run while one of the same user holds what it lacks."""
+    [fact] = await lab.facts(waiter_id, MoneyAwaited)
+    holds = format_usd((await lab.run(holder_id)).held_in(holder_id))
+    how = f"wait for it, or `ava cancel {holder_id}`"
+    return f"{format_usd(fact.missing)}; {holder_id} holds {holds} and is at work: {how}"
 
 
 async def view_of_run(lab: Lab, run_id: str) -> RunView:

@@ -58,12 +58,12 @@ from ava_server.runs.record.lifecycle import (
     paused,
     situation,
 )
+from ava_server.runs.record.money_holders import start_wait
 from ava_server.runs.record.plan_time import plan_time
 from ava_server.runs.record.result import RunResult
 from ava_server.runs.record.unended import Unended, read_unended, share_texts
 from ava_server.runs.turn.context import ConfigNotSupported
 from ava_server.runs.turn.loop import AgentRun
-from ava_server.runs.turn.money_wait import start_wait
 
 if TYPE_CHECKING:
     from ava_server.runs.turn.resources import RunResources
