@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,11 @@ _LOST = (
     " the new ones."
 )
 
+CONNECTIONS = 12
+"""Connections to Postgres that a server or worker takes at most: eight readers, the writer, and three for the rest."""
+RESERVED_CONNECTIONS = 5
+"""Connections that Postgres keeps for superusers (3), and two for commands and backups."""
+_TRUSTED = "Run workers only on machines that you trust with the whole log."
 _NEWER = "Install the newer Ava, or set AVA_DATA_ROOT to another folder."
 
 
@@ -147,6 +153,31 @@ def providers_that_refused(setup: Setup) -> list[CheckFinding]:
         return []
 
 
+def shared_log(setup: Setup) -> Iterator[CheckFinding]:
+    """Who can change a log in Postgres, and whether that has connections for all processes."""
+    root = setup.usable_root
+    if root is None or setup.settings is None or not setup.settings.shares_log:
+        return
+    backend = backend_of(root.path)
+    try:
+        with contextlib.closing(backend.instances(root.instances)) as instances:
+            kinds = Counter(each.announcement.kind for each in instances.live())
+        with contextlib.closing(backend.open_to_check()) as db:
+            ((most,),) = View(db).select("SELECT CAST(current_setting('max_connections') AS integer)")
+    except AuditError:  # the log's own check reports it
+        return
+    count = kinds["server"] + kinds["worker"]
+    text = (
+        "every server and worker connects as the log's owner, and can read and change all of it; each takes up to"
+        f" {CONNECTIONS} of Postgres' {most} connections (running now: {count})"
+    )
+    if CONNECTIONS * count > most - RESERVED_CONNECTIONS:
+        enough = CONNECTIONS * count + RESERVED_CONNECTIONS
+        yield CheckFinding("shared log", "warning", text, f"Set max_connections of Postgres to {enough} or more.")
+    else:
+        yield CheckFinding("shared log", "note", text, _TRUSTED)
+
+
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("python", machine.python),
     ("command", machine.command),
@@ -160,6 +191,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("programs", data.programs),
     ("approval", data.approval),
     ("log", log),
+    ("shared log", shared_log),
     ("lost entries", data.lost_log),
     ("processes", data.processes),
     ("delivery", delivery),
