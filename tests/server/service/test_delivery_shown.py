@@ -80,10 +80,10 @@ def test_an_engine_is_shown_with_its_queues() -> None:
     state = EngineState(waiting={"any": 3, "label-gpu": 0}, taken={"any": 2, "label-gpu": 0}, again=1)
     found = engine_finding("nats", state)
     assert found.state == "ok"
-    assert found.text == "nats answers; with workers: 2, waiting: any: 3; given to a worker again: 1"
+    assert found.text == "nats answers; runs at work: 2, waiting: any: 3; given to a worker again: 1"
     assert engine_finding("nats", EngineState()).text.endswith("none waits")
     again = engine_finding("nats", EngineState(), 4)
-    assert again.text == "nats answers; with workers: 0, none waits; delivered again, lost or silent for four leases: 4"
+    assert again.text == "nats answers; runs at work: 0, none waits; delivered again, lost or silent for four leases: 4"
     unknown = engine_finding("nats", EngineState(counted=False))
     assert (unknown.state, unknown.short) == ("ok", "nats up") and "not known" in unknown.text
     down = engine_finding("nats", EngineState("the NATS server at n does not answer", "Start it."))

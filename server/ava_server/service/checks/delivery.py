@@ -118,7 +118,7 @@ def engine_finding(
         text = f"{engine} answers; what waits in it is not known: {state.user or 'this user'} may not see that{again}"
         return CheckFinding("delivery", "ok", text, short=f"{engine} up")
     waiting = {queue: count for queue, count in state.waiting.items() if count}
-    text = f"{engine} answers; with workers: {sum(state.taken.values())}"
+    text = f"{engine} answers; runs at work: {sum(state.taken.values())}"
     if waiting:
         named = ", ".join(f"{queue}: {count}" for queue, count in sorted(waiting.items()))
         text += f", waiting: {named}"
