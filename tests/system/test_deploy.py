@@ -210,7 +210,7 @@ def test_the_settings_that_are_commented_out_for_nats_are_valid(tmp_path: Path, 
 
 
 def test_the_alert_rules_are_valid() -> None:
-    assert "18 rules found" in checked(tool("promtool"), "check", "rules", str(FOLDER / "alerts.yml"))
+    assert "19 rules found" in checked(tool("promtool"), "check", "rules", str(FOLDER / "alerts.yml"))
 
 
 def test_rules_and_dashboard_use_only_documented_metrics_and_their_labels() -> None:

@@ -90,6 +90,7 @@ class EngineState:
         to_do: What an operator does about that.
         waiting: Deliveries that no worker has taken, by queue.
         taken: Deliveries that a worker has and has not finished, by queue.
+        full: Queues that take no more requests for runs, so that some workers get none.
         again: How many of these were given to a worker more than once; None where the engine does not say.
         counted: These counts are known; to a user without the right to see them, they are not.
         user: As whom this process asks the engine; empty where that is not known.
@@ -100,6 +101,7 @@ class EngineState:
     to_do: str = ""
     waiting: Mapping[str, int] = field(default_factory=dict[str, int])
     taken: Mapping[str, int] = field(default_factory=dict[str, int])
+    full: Collection[str] = ()
     again: int | None = None
     counted: bool = True
     user: str = ""

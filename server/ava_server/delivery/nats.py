@@ -56,6 +56,8 @@ SAME_S = 120.0
 """Seconds within which the same attempt at a run is one message, at least."""
 MOST_STORED = 5_000
 """Numbers of messages that a server remembers; of a run whose number it forgot, it may deliver what waits again."""
+MOST_PULLS = 512
+"""Requests for runs that wait in a queue at most: each worker makes one at a time. NATS refuses the others."""
 MOST_DENIALS = 64
 """What the server did not let this user do that is remembered: a worker has at most 17 queues."""
 FORMAT = 1
@@ -153,6 +155,7 @@ class NatsDelivery:
     async def state(self) -> EngineState:
         waiting: dict[str, int] = {}
         taken: dict[str, int] = {}
+        full: list[str] = []
         again = 0
         try:
             for info in await self._translated(self._consumers()):
@@ -160,12 +163,14 @@ class NatsDelivery:
                 waiting[queue] = info.num_pending or 0
                 taken[queue] = info.num_ack_pending or 0
                 again += info.num_redelivered or 0
+                if (info.num_waiting or 0) >= MOST_PULLS:
+                    full.append(queue)
         except _Denied as error:  # as a worker's user: the engine is up
             delivers = f".STREAM.INFO.{self._place.name}".lower() not in error.denied.lower()
             return EngineState(counted=False, user=self._user, delivers=delivers)
         except DeliveryFailed as error:
             return EngineState(str(error), error.to_do)
-        return EngineState(waiting=waiting, taken=taken, again=again, user=self._user)
+        return EngineState(waiting=waiting, taken=taken, full=full, again=again, user=self._user)
 
     # -- servers ------------------------------------------------------------------------------------------------------
 
@@ -228,6 +233,7 @@ class NatsDelivery:
             ack_wait=self._place.lease_s,
             max_deliver=-1,
             max_ack_pending=-1,
+            max_waiting=MOST_PULLS,
         )
         try:
             found = (await stream.consumer_info(name, token)).config

@@ -238,6 +238,9 @@ class Families:
         yield _gauge("ava_delivery_workers", text, ("queue",), by_queue)
         text = "Live workers that can take nothing from a queue of theirs: see ava doctor for the reason."
         yield _gauge("ava_delivery_worker_faults", text, ("queue",), {each: faulty[each[0]] for each in by_queue})
+        text = "1 where a queue of the engine takes no more requests for runs, so that workers get none."
+        is_full = {(queue,): int(queue in engine.full) for queue in engine.waiting}
+        yield _gauge("ava_delivery_full", text, ("queue",), is_full)
         if engine.again is not None:
             text = "Deliveries in the engine that were given to a worker more than once."
             yield _gauge("ava_deliveries_again", text, (), engine.again)

@@ -367,6 +367,28 @@ async def test_a_worker_cannot_have_the_engine_do_what_it_may_not(guarded: NatsS
         assert (await sender.state()).waiting["label-tpu"] == 1
 
 
+async def test_somebody_who_fills_a_queue_with_requests_is_seen_and_holds_it_only_while_connected(
+    guarded: NatsServer,
+) -> None:
+    worker = instant_worker()
+    async with delivery(guarded, guarded.key("server")) as sender:
+        await sender.deliver("S-0", ANY, "0.0")
+        async with thief_of(guarded) as thief:
+            await thief.client.subscribe("_INBOX_worker.mine")
+            for _ in range(20_000):
+                await thief.client.publish(
+                    "$JS.API.CONSUMER.MSG.NEXT.ava.any", b'{"batch":1}', reply="_INBOX_worker.mine"
+                )
+            await thief.client.flush()
+            with anyio.fail_after(20):
+                while list((await sender.state()).full) != [ANY]:  # noqa: ASYNC110
+                    await anyio.sleep(0.1)
+        await sender.deliver("S-1", ANY, "0.0")
+        async with working(guarded, worker, credentials=guarded.key("worker")):
+            await until(lambda: set(worker.runs) == {"S-0", "S-1"}, within_s=30)
+        assert not (await sender.state()).full
+
+
 # -- faults -----------------------------------------------------------------------------------------------------------
 
 

@@ -84,6 +84,9 @@ def test_an_engine_is_shown_with_its_queues() -> None:
     assert engine_finding("nats", EngineState()).text.endswith("none waits")
     again = engine_finding("nats", EngineState(), 4)
     assert again.text == "nats answers; runs at work: 0, none waits; delivered again, lost or silent for four leases: 4"
+    full = engine_finding("nats", EngineState(waiting={"any": 3}, full=["any"]))
+    assert (full.state, full.short) == ("fault", "nats full") and "a worker's password: change it" in full.what_to_do
+    assert full.text == "nats answers, and takes no more requests for runs of any: workers get none there"
     unknown = engine_finding("nats", EngineState(counted=False))
     assert (unknown.state, unknown.short) == ("ok", "nats up") and "not known" in unknown.text
     down = engine_finding("nats", EngineState("the NATS server at n does not answer", "Start it."))

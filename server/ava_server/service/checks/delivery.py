@@ -38,6 +38,10 @@ _BAD_MESSAGES = (
     "What no Ava writes was removed; the rest comes again, and its error is in the workers' output. Give only servers"
     " the right to publish runs, and change the password of whoever else has it."
 )
+_FULL = (
+    "Each worker makes one request at a time, so somebody else may make them with a worker's password: change it, and"
+    " restart the engine and the workers. Runs wait and nothing is lost."
+)
 _WORKERS_USER = (
     "Runs that need them wait. Do on the worker's machine what it says, and start it again where its credentials or its"
     " settings change."
@@ -117,6 +121,11 @@ def engine_finding(
     if not state.counted:
         text = f"{engine} answers; what waits in it is not known: {state.user or 'this user'} may not see that{again}"
         return CheckFinding("delivery", "ok", text, short=f"{engine} up")
+    if state.full:
+        text = (
+            f"{engine} answers, and takes no more requests for runs of {', '.join(state.full)}: workers get none there"
+        )
+        return CheckFinding("delivery", "fault", f"{text}{again}", _FULL, short=f"{engine} full")
     waiting = {queue: count for queue, count in state.waiting.items() if count}
     text = f"{engine} answers; runs at work: {sum(state.taken.values())}"
     if waiting:
