@@ -2,7 +2,8 @@
 
 First come the configured values, as they are, URL-quoted, in HTML, in base64 and JSON-escaped; then everything that
 looks like a key: by its shape (`shapes.py`), as a private key (`private_keys.py`), or by what stands beside it
-(`passwords.py`, `structures.py`, `commands.py`, `logins.py`, `tokens.py`). `places.py` searches, `values.py` judges.
+(`passwords.py`, `structures.py`, `statements.py`, `commands.py`, `logins.py`, `tokens.py`). `places.py` searches,
+`values.py` judges.
 
 Redact whole texts, never chunks of a stream: a secret that is cut in two is not found. A redactor itself searches a
 long text in pieces of 64 kB that overlap, and calls `between_pieces` after each. The output of a command may be only a

@@ -45,7 +45,7 @@ _LITERALS = {
     "secret": ("ecret", "ECRET"),
     "password": ("assword", "ASSWORD", "asswd", "ASSWD", "assphrase", "ASSPHRASE", "pwd", "Pwd", "PWD"),
     "credential": ("redential", "REDENTIAL"),
-    "pass": ("_PASS",),
+    "pass": ("_PASS", "_pass"),
     "jwt": ("JWT",),
     "salt": ("SALT",),
 }
@@ -61,7 +61,8 @@ _KEY_OF = ("api", "access", "secret", "private", "auth", "account", "signing", "
 _NO_TOKEN_OF = ("next", "page", "continuation", "csrf", "xsrf", "sync", "cursor")
 _ASSIGNED = re.compile(
     r"(?:[sS]|_?[0-9]{1,2}|[_-](?:value|base|prod|dev|test|live))?(?:\"\"|\\?[\"'`])?\]?"
-    r"(?:\s{0,5}+(?::\s{0,3}(?:str|string|bytes|SecretStr)(?:\s?\|\s?None)?\s{0,3}=|=>|:=|=|:)\s{0,5}+|( |,\s{0,3}+))"
+    r"(?:\s{0,5}+(?::\s{0,3}(?:str|string|bytes|SecretStr)(?:\s?\|\s?None)?\s{0,3}=|=>|:=|=|[:\uff1a])\s{0,5}+"
+    r"|( |,\s{0,3}+))"
     r"(?:[fbruFBRU]{0,2}\\?(?P<quote>\"\"|[\"'`])(?P<quoted>[^\s\"'`\\]{8,}+)\\?(?P=quote)|"
     # without quotes, only with a digit and a letter
     r"(?=[A-Za-z0-9_+/=.~!@#%^&*-]{8})(?=[A-Za-z_+/=.~!@#%^&*-]{0,63}+[0-9])(?=[0-9_+/=.~!@#%^&*-]{0,63}+[A-Za-z])"
@@ -75,12 +76,14 @@ _PHRASE = re.compile(
     r"(?:\"\"|\\?[\"'`])?\]?\s{0,5}+(?P<phrase_sign>=>|:=|=|:)\s{0,5}+[fbruFBRU]{0,2}\\?(?P<phrase_quote>\"\"|[\"'`])"
     r"(?P<phrase>(?:[^\s\"'`\\]{1,64}+ ){1,7}+[^\s\"'`\\]{1,64}+)\\?(?P=phrase_quote)"
 )
-_ELEMENT_NAME = re.compile(r"<[A-Za-z0-9_:.-]{0,40}(?:\s(?:key|name)=([\"'])[A-Za-z0-9_:.-]{0,30})?")
+_ELEMENT_NAME = re.compile(r"<[A-Za-z0-9_:.-]{0,40}(?:\s(?:key|name|type|id)=([\"'])[A-Za-z0-9_:.-]{0,30})?")
 _ELEMENT = re.compile(
     r"s?[\"']?(?:\s[^<>\n]{0,120}+)?>\s{0,40}(?:<!\[CDATA\[)?"
     r"([^\s<>\[\]]{3,300}+(?: [^\s<>\[\]]{1,64}+){0,7}+)(?:\]\]>)?\s{0,40}</"
 )
-_VALUE = re.compile(r"[\"']\s{1,4}value=[\"']([^\s\"'<>]{8,300}+)[\"']")
+_VALUE = re.compile(
+    r"[\"'](?:\s{1,4}[a-z-]{1,20}+=[\"'][^\"'<>]{0,40}+[\"']){0,4}?\s{1,4}value=[\"']([^\s\"'<>]{8,300}+)[\"']"
+)
 
 _PAIR = re.compile(
     r"[A-Za-z0-9_]{0,20}+(?:\\?[\"'])?(?:\s{0,3},\s{0,40}|\s{0,3}\n\s{0,40})\\?[\"']?[vV]alue\\?[\"']?\s{0,3}[:=]\s{0,3}"
@@ -93,7 +96,7 @@ _BLOCK = re.compile(
 _DEFAULT = re.compile(
     r"[A-Za-z0-9_]{0,20}+\"\s{0,3}\{\s{0,3}(?:(?!default)[^{}\n]{0,99}+\n\s{0,9}){0,8}+default\s{0,9}=\s{0,3}\"([^\s\"\\]{8,300}+)\""
 )
-_SIGN_NEAR = r"(?=[A-Za-z0-9_-]{0,20}+[\s\"'`\\\]:=,>;*|│┃║])"
+_SIGN_NEAR = r"(?=[A-Za-z0-9_-]{0,20}+[\s\"'`\\\]:\uff1a=,>;*|│┃║])"
 """Each of the following begins so; most places of a name do not, and are passed by this alone."""
 
 
@@ -340,10 +343,15 @@ def _span_apart(text: str, after: int, values: _Values) -> tuple[int, int] | Non
 _DOCKERFILE = re.compile(r"(?:ENV|ARG) [A-Za-z0-9_]{0,30}")
 
 
+_SETTER = re.compile(r"(?:\b(?:define|set|put|add|append|header)|Set|Put|Add)\w{0,16}\(\s{0,5}[\"'][\w.-]{0,30}\Z")
+
+
 def _takes_next_word(before: str) -> bool:
-    """Tell whether a name takes the next word as its value: it is a `--flag`, or in `ENV NAME` of a Dockerfile."""
+    """Tell whether a name takes the next word: it is a `--flag`, in `set("NAME", …`, or in `ENV NAME` (Dockerfile)."""
     flag = before.rfind("--")
     if flag >= 0 and _FLAG.fullmatch(before, flag):
+        return True
+    if _SETTER.search(before) is not None:
         return True
     line = before.rfind("\n") + 1
     return _DOCKERFILE.fullmatch(before, line) is not None

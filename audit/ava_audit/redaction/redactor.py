@@ -28,6 +28,7 @@ from ava_audit.redaction.private_keys import (
     pem_keys,
 )
 from ava_audit.redaction.shapes import find_prefixed
+from ava_audit.redaction.statements import STATEMENT_MARKS, find_in_statements
 from ava_audit.redaction.structures import open_heading
 from ava_audit.redaction.tokens import (
     find_by_member,
@@ -365,6 +366,7 @@ _FINDERS: tuple[Callable[..., Iterator[SecretSpan]], ...] = (
     find_headers,
     find_assignments,
     find_plain_passwords,
+    find_in_statements,
     find_curl_passwords,
     find_option_passwords,
     find_netrc_passwords,
@@ -375,7 +377,7 @@ _FINDERS: tuple[Callable[..., Iterator[SecretSpan]], ...] = (
     find_by_member,
     find_addresses,
 )
-_BY_NAME = frozenset({find_headers, find_assignments})
+_BY_NAME = frozenset({find_headers, find_assignments, find_in_statements})
 """Finders of names that are written in several cases; they search the text in lower case."""
 _COUNTED = frozenset(
     (find_url_passwords, find_plain_passwords, find_curl_passwords, find_option_passwords, find_addresses)
@@ -388,7 +390,19 @@ _ADDRESSES = ("@tcp(", "@unix(", ":5", ":6432:", ":*:")
 MARKS = (
     *(*NAMES, PEM_BEGIN, PEM_END, "://", "uthorization", "UTHORIZATION", "ookie", "OOKIE", "PASSWORD", "_PASS"),
     *(*_HASHES, *_MEMBERS, *_ADDRESSES),
-    *("PASSPHRASE", "curl", "machine", "default", "jdbc:", "response=", "sig=", *PASSWORD_OPTIONS),
+    *(
+        "PASSPHRASE",
+        "curl",
+        "machine",
+        "default",
+        "jdbc:",
+        "response=",
+        "sig=",
+        "ignature",
+        "IGNATURE",
+        *PASSWORD_OPTIONS,
+    ),
+    *STATEMENT_MARKS,
 )
 """Each finder finds something only in a text with one of these."""
 _SHORT_TEXT = 2_000

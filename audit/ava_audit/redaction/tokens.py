@@ -20,9 +20,7 @@ from ava_audit.redaction.values import Verdicts, is_code, is_mixed, is_mixed_cas
 
 _OPENING = r"(?:\"\"|\\?[\"'])?\s{0,3}[:=,]\s{0,3}[fbru]{0,2}(?:\"\"|\\?[\"'`])?"  # CSV doubles quotes
 _AUTHORIZATION = re.compile(
-    _OPENING
-    + r"(?:([Bb]earer|[Bb]asic|[Tt]oken|[Dd]igest|[Aa]pi[Kk]ey)\s{1,3})?"
-    + r"([A-Za-z0-9._~+/=-]{8,128}+)(?![(\[{])"
+    _OPENING + r"(?:((?i:bearer|basic|token|digest|apikey))\s{1,3})?" + r"([A-Za-z0-9._~+/=-]{8,128}+)(?![(\[{])"
 )
 _COOKIE = re.compile(
     r"(?:\"\"|\\?[\"'])?:\s{0,3}(?:\"\"|\\?[\"'])?(?=[^\r\n\"'`<>{}\\0-9]{0,192}+[0-9])"
@@ -97,8 +95,18 @@ def find_digest_responses(text: str) -> Iterator[SecretSpan]:
 _SIGNATURE = re.compile(r"((?:[A-Za-z0-9+/]|%2[BbFf]){43}(?:=|%3[Dd]))(?![A-Za-z0-9%])")
 
 
+_LONG_SIGNATURE = re.compile(r"(?:=|%3[Dd])((?:[A-Za-z0-9_~+/-]|%2[BbFf]){20,1200}+(?:=|%3[Dd]){0,2})")
+
+
+_BEFORE_SIGNATURES = ("?", "&", ";", "-", ",", " ")
+
+
 def find_signatures(text: str) -> Iterator[SecretSpan]:
-    """Find the signatures of Azure shared access: `&sig=…`, 32 bytes in base64."""
+    """Find signatures with which an address opens: `&sig=…` of Azure, `X-Amz-Signature=…` and others."""
+    for literal in ("ignature", "IGNATURE"):
+        for at, match in matches_after(text, literal, _LONG_SIGNATURE):
+            if text[max(0, at - 2) : at - 1] in _BEFORE_SIGNATURES and is_mixed(match[1]) and not is_code(match[1]):
+                yield SecretSpan("signature", *match.span(1))
     for at, match in matches_after(text, "sig=", _SIGNATURE):
         if at and text[at - 1] in "?&;":
             yield SecretSpan("signature", *match.span(1))
@@ -106,7 +114,7 @@ def find_signatures(text: str) -> Iterator[SecretSpan]:
 
 _CRYPT = re.compile(
     r"\$(?:2[aby]\$[0-9]{2}\$[./A-Za-z0-9]{53}"
-    r"|6\$(?:rounds=[0-9]{1,9}\$)?[./A-Za-z0-9]{1,16}\$[./A-Za-z0-9]{86}"
+    r"|6\$(?:rounds=[0-9]{1,9}\$)?[./A-Za-z0-9]{1,16}\$[./A-Za-z0-9]{80,86}+"
     r"|5\$(?:rounds=[0-9]{1,9}\$)?[./A-Za-z0-9]{1,16}\$[./A-Za-z0-9]{43}"
     r"|(?:1|apr1)\$[./A-Za-z0-9]{1,8}\$[./A-Za-z0-9]{22}"
     r"|y\$[./A-Za-z0-9]{1,9}\$[./A-Za-z0-9]{1,86}\$[./A-Za-z0-9]{43}"

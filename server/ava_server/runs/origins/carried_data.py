@@ -170,11 +170,24 @@ def _is_data(word: str) -> bool:
     return any(char.isdigit() or char == "@" for char in word)
 
 
+class _NoMarks(dict[int, str | None]):
+    """A table for `str.translate` that leaves combining marks out; it looks each character up once."""
+
+    def __missing__(self, code: int) -> str | None:
+        char = chr(code)
+        self[code] = None if unicodedata.category(char) in ("Mn", "Me") else char
+        return self[code]
+
+
+_NO_MARKS = _NoMarks()
+
+
 def _fold(plain: str) -> str:
-    """Return a text with one form for letters and digits that look alike, such as fullwidth ones."""
+    """Return a text with one form for letters and digits that look alike, such as fullwidth ones and accented ones."""
     if plain.isascii():
         return plain
-    folded = unicodedata.normalize("NFKC", plain).lower()
+    letters = unicodedata.normalize("NFKD", plain).translate(_NO_MARKS)
+    folded = unicodedata.normalize("NFKC", letters).lower()
     return _OTHER_DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), folded)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 
@@ -179,6 +180,9 @@ SPLIT: dict[str, Callable[[str], str]] = {
     "fullwidth": lambda text: "".join(chr(ord(char) + 0xFEE0) if "!" <= char <= "~" else char for char in text),
     "bold": lambda text: "".join(chr(0x1D7CE + int(char)) if char.isdigit() else char for char in text),
     "other digits": lambda text: "".join(chr(0x660 + int(char)) if char.isdigit() else char for char in text),
+    "accents": "\u0301".join,
+    "several accents": "\u0335\u0489\u0323".join,
+    "composed accents": lambda text: unicodedata.normalize("NFC", "\u0308".join(text)),
     "reversed": lambda text: text[::-1],
     "reversed with dashes": lambda text: "-".join(text[::-1]),
 }
@@ -187,7 +191,7 @@ SPLIT: dict[str, Callable[[str], str]] = {
 
 WORDS = "the harbour deal closes on friday"
 WAYS = [(secret, way) for secret in (LICENCE, "T-99281734", IBAN, CARD) for way in SPLIT]
-WAYS += [(WORDS, way) for way in SPLIT if way.startswith(("encoded", "fullwidth")) or way == "reversed"]
+WAYS += [(WORDS, way) for way in SPLIT if way.startswith(("encoded", "fullwidth", "accents")) or way == "reversed"]
 
 
 @pytest.mark.parametrize(("secret", "way"), WAYS)
