@@ -23,13 +23,14 @@ from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 from mcp.shared.inbound import X_MCP_HEADER_KEY
 
-from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
+from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
 from ava_server.mcp_server.app import can_ask
 from ava_server.mcp_server.card import declares_apps, with_card
 from ava_server.mcp_server.elicitation import ClientPerson, asks_alone, client_of_call, question_result, result_of
 from ava_server.mcp_server.resources import refuse_cursor
 from ava_server.mcp_server.tasks import as_task, declares_tasks
+from ava_server.render.host_text import INSTRUCTIONS
 from ava_server.render.responses import FAILED, Answer
 
 if TYPE_CHECKING:
@@ -51,7 +52,6 @@ _UNHINTED = types.ToolAnnotations(
     read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False
 )
 """What makes no host ask. A server that has listed them starts nothing without its own question."""
-_ASK = "With ask: true, the person decides in this very call; no confirm_spawn follows."
 NO_QUESTION = (
     "this connection can no longer show Ava's question, so nothing was decided; a person decides in a terminal, with"
     " `ava approve P-…`"
@@ -61,18 +61,20 @@ NO_QUESTION = (
 async def list_tools(
     ctx: ServerRequestContext[App, Any], params: types.PaginatedRequestParams | None
 ) -> types.ListToolsResult:
-    """List the tools; the roles are in the description of `spawn_subagent`."""
+    """List the tools; the roles are in the description of `spawn_subagent`.
+
+    So are the server's instructions, for a client whose model does not get them otherwise.
+    """
     refuse_cursor(params)
     catalog = await roles_now(ctx)
-    tools = await anyio.to_thread.run_sync(tools_now, catalog)
+    instructions = "" if client_of_call(ctx).instructions else INSTRUCTIONS
+    tools = await anyio.to_thread.run_sync(tools_now, catalog, instructions)
     if can_ask(ctx):
         update: dict[str, Any] = {"meta": _LOADED}
         if asks_alone(ctx):
             ctx.lifespan_context.asks_alone = True
             update["annotations"] = _UNHINTED
         tools = [_with_own_question(tool, update) for tool in tools]
-        if not client_of_call(ctx).instructions:  # the instructions would have said so
-            tools = [_with_ask(tool) for tool in tools]
     if declares_apps(ctx):
         tools = [with_card(tool) for tool in tools]
     return types.ListToolsResult(tools=tools)
@@ -83,13 +85,6 @@ def _with_own_question(tool: types.Tool, update: dict[str, Any]) -> types.Tool:
     if (tool.meta or {}).keys() >= _ASKED.keys():
         return tool.model_copy(update=update)
     return tool
-
-
-def _with_ask(tool: types.Tool) -> types.Tool:
-    """Return a tool with a sentence about its argument `ask`, if it has that."""
-    if "ask" not in tool.input_schema["properties"]:
-        return tool
-    return tool.model_copy(update={"description": with_advice(tool.description or "", _ASK)})
 
 
 async def call_tool(
@@ -201,11 +196,18 @@ def input_schema(name: str) -> Mapping[str, Any] | None:
     return _schemas().get(name)
 
 
-def tools_now(catalog: Catalog | None = None) -> list[types.Tool]:
-    """Return the tools, with the current roles; without a catalog, it reads the role files. Blocking."""
+def tools_now(catalog: Catalog | None = None, instructions: str = "") -> list[types.Tool]:
+    """Return the tools, with the current roles; without a catalog, it reads the role files. Blocking.
+
+    `instructions` stand before the roles, because a host may cut the end of a long description.
+    """
     catalog = _catalog() if catalog is None else catalog
     spawn, *others = _fixed_tools()
-    text = f"{spawn.description}\nRoles:\n{catalog.describe(ROLES_CHARS)}{_limits_of(catalog)}"
+    parts = [spawn.description or ""]
+    if instructions:
+        parts.append(instructions)
+    parts.append(f"Roles:\n{catalog.describe(ROLES_CHARS)}{_limits_of(catalog)}")
+    text = "\n".join(parts)
     return [spawn.model_copy(update={"description": text}), *others]
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import anyio
 import jsonschema
 import pytest
+from mcp.client.context import ClientRequestContext
+from mcp_types import ElicitRequestParams, ElicitResult
 from support.hosts.tool_answers import (
     CLOSING,
     CONFIG,
@@ -23,6 +25,7 @@ from support.hosts.tool_answers import (
 from support.model_server import Gate
 from support.runtime import connect, text
 
+from ava_server.hosts.clients import McpClient, known_clients
 from ava_server.mcp_server.tools import all_prompts
 from ava_server.render.host_text import INSTRUCTIONS
 from ava_server.service.access import Session
@@ -235,6 +238,26 @@ async def test_the_description_of_spawn_subagent_lists_every_role(bench: AnswerB
     description = bench.tools["spawn_subagent"].description or ""
     for role in ("web_crawler", "code_reviewer", "data_extractor", "researcher", "coder", "custom"):
         assert f"{role}" in description
+
+
+KNOWN = [client for client in known_clients() if client.seen is not None]
+
+
+@pytest.mark.parametrize("client", KNOWN, ids=lambda client: client.id)
+async def test_each_hosts_model_gets_the_instructions_once(tmp_path: Path, client: McpClient) -> None:
+    """Some hosts drop the server's instructions: there, the description of `spawn_subagent` has them."""
+    for asks in (None, accept_form):
+        async with connect(tmp_path, mode="legacy", name=client.names[0], asks=asks) as (host, _models):
+            told = host.instructions if client.instructions else ""
+            tools = (await host.list_tools()).tools
+        descriptions = "\n".join(tool.description or "" for tool in tools)
+        assert f"{told}{descriptions}".count(INSTRUCTIONS) == 1
+        spawn = next(tool.description or "" for tool in tools if tool.name == "spawn_subagent")
+        assert spawn.startswith("Propose a subagent. Starts nothing before") and "\nRoles:\n" in spawn
+
+
+async def accept_form(_context: ClientRequestContext, _params: ElicitRequestParams) -> ElicitResult:
+    return ElicitResult(action="accept", content={})
 
 
 def test_the_instructions_fit_into_two_kilobytes_and_say_what_is_data() -> None:
