@@ -64,6 +64,8 @@ SPECIAL: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "prctl": (linux.end_with_parent, ("win32", "darwin", "freebsd14")),
     "hiding": (linux.hide_from_others, ("win32", "darwin", "freebsd14")),
     "alarm": (lambda: linux.end_within(600), ("win32",)),
+    "memory": (linux.usable_memory, ("win32", "darwin", "freebsd14")),
+    "niceness": (lambda: linux.yield_processor(0), ("win32",)),
     "Landlock": (linux.landlock_abi, ("win32", "darwin", "freebsd14")),
     "the kernel's settings": (lambda: linux.kernel_setting("user/max_user_namespaces"), ("win32", "darwin")),
     "the mount table": (locks.mount_table, ("win32", "darwin", "freebsd14")),
@@ -102,7 +104,19 @@ NAMES = {
 
 BEHIND: dict[tuple[str, str], str] = {
     **dict.fromkeys(
-        ((LINUX, name) for name in ("ctypes", "/proc/", "resource", "signal.SIGALRM", "signal.alarm")),
+        (
+            (LINUX, name)
+            for name in (
+                "ctypes",
+                "/proc/",
+                "/sys/",
+                "resource",
+                "signal.SIGALRM",
+                "signal.alarm",
+                "os.nice",
+                "os.sysconf",
+            )
+        ),
         "the one place for it: each function there says when it is not on this system",
     ),
     (

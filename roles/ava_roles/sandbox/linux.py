@@ -122,6 +122,13 @@ def limit_memory(most: int) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
+def yield_processor(niceness: int) -> None:
+    """Let other processes have the processor first (not on Windows)."""
+    if sys.platform == "win32" or not hasattr(os, "nice"):
+        raise NotOnThisSystem("nice")
+    os.nice(niceness)
+
+
 def usable_memory() -> int:
     """Return how many bytes of memory this process may use: the machine's, or less in a container.
 

@@ -25,7 +25,7 @@ from typing import IO, Any, cast
 
 from ava_extras import EXTRAS, has_extra, load
 from ava_roles.errors import ParserEnded, ToolFailed
-from ava_roles.sandbox.linux import NotOnThisSystem, limit_memory
+from ava_roles.sandbox.linux import NotOnThisSystem, limit_memory, yield_processor
 from ava_roles.texts import child, web_page
 from ava_roles.texts.extracted import ALL, MOST_CHARS, Extracted, Format, Wanted, size_of
 from ava_roles.texts.places import SHARE, much_memory
@@ -210,8 +210,9 @@ def main() -> None:
     is_nice = False
     while (order := child.receive()) is not None:
         data = stdin.buffer.read(order["bytes"])
-        if order["patient"] and not is_nice and hasattr(os, "nice"):
-            os.nice(_NICE)
+        if order["patient"] and not is_nice:
+            with suppress(NotOnThisSystem):
+                yield_processor(_NICE)
             is_nice = True
         if not _FORKS:
             child.send(_result(order, data))
