@@ -178,7 +178,7 @@ async def test_a_run_is_named_in_quotes(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [submit("done")], config=PRICED) as lab:
         for name in HOSTILE:
             proposal = await lab.propose(task="Count.", name=name)
-            assert f'Ava wants to start a researcher, named "{name}": "Count."' in proposal.message
+            assert f'Ava wants to start a researcher: "Count.", named "{name}".' in proposal.message
         await lab.approve(proposal)
         await lab.ended(proposal.subagent_id)
         told = text_of(await lab.call("message_subagent", subagent_id=proposal.subagent_id, message="more"))

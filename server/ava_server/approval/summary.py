@@ -274,7 +274,7 @@ def warnings(rows: Iterable[SummaryRow]) -> tuple[str, ...]:
 def _task_line(config: RunConfig, brief: Brief) -> str:
     task = quoted(brief.task, SHOWN_CHARS)
     name = f", named {quote_name(config.name)}" if config.name else ""
-    return f"Ava wants to start a {config.role}{name}: {task}."
+    return f"Ava wants to start a {config.role}: {task}{name}."
 
 
 def _where_line(config: RunConfig) -> str:

@@ -350,7 +350,7 @@ async def test_both_ends_of_the_question_have_the_price_and_the_task(
         [asked] = at.person.asked
     for shown in both_ends(asked):
         assert "at most $0.20" in shown and "Count the" in shown
-    assert name is None or f"({name})" in asked.message
+    assert name is None or f'named "{name}"' in asked.message
 
 
 async def test_both_ends_of_a_plans_question_have_the_price_and_each_task(tmp_path: Path, era: str) -> None:
