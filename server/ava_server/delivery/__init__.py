@@ -72,6 +72,10 @@ class Body(Protocol):
         """Show others why nothing can be taken from a queue; an empty `why` takes that back."""
         ...
 
+    def show_missing(self, queue: str, *, missing: bool) -> None:
+        """Show others whether nobody answers for a queue: it had no run yet, or this worker's account lacks it."""
+        ...
+
     def count_bad_message(self) -> None:
         """Count a message that it could not use, for others to see."""
         ...

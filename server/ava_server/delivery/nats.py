@@ -342,8 +342,9 @@ class NatsDelivery:
             except DeliveryFailed as error:
                 self._show_fault(queue, str(error), body)
                 fails = True
-            except nats.js.errors.APIError:  # this queue has no consumer before its first run
+            except nats.js.errors.APIError:  # no consumer before the first run, or none that this account may ask
                 self._take_fault_back(queue, body)
+                body.show_missing(queue, missing=True)
                 fails = True
             except nats.errors.Error:  # the server is away
                 fails = True
@@ -466,6 +467,7 @@ class NatsDelivery:
     def _take_fault_back(self, queue: str, body: Body) -> None:
         self._said.pop(queue, None)
         body.show_fault(queue, "")
+        body.show_missing(queue, missing=False)
 
     def _note(self, why: str, of: str = "") -> None:
         """Say why nothing of a queue is taken, once."""

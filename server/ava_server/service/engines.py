@@ -22,7 +22,7 @@ from ava_server.config.keys import find_key
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.delivery import PLANS, DeliveryFailed, EnginePlace, EngineState, queues_for
 from ava_server.delivery.outbox import REPEATED
-from ava_server.runs.owner.offers import BAD_MESSAGES, REFUSED, STOPPING, faults_in
+from ava_server.runs.owner.offers import BAD_MESSAGES, REFUSED, STOPPING, faults_in, missing_in
 
 if TYPE_CHECKING:
     from ava_audit.store.backend import LiveInstance, LostInstance
@@ -147,7 +147,8 @@ class WorkerFacts:
     """A worker as it announces itself: `silent_s` since its last beat, `refused` offers of runs that others have.
 
     One that is `stopping` takes nothing more. `faults` says by queue why it can take nothing from it, and
-    `bad_messages` of its engine could not be used.
+    `bad_messages` of its engine could not be used. Nobody answers it for the queues that are `missing`: they had no
+    run yet, or its account lacks them.
     """
 
     name: str
@@ -160,6 +161,7 @@ class WorkerFacts:
     stopping: bool = False
     bad_messages: int = 0
     faults: Mapping[str, str] = field(default_factory=dict[str, str])
+    missing: frozenset[str] = frozenset()
 
     @property
     def queues(self) -> Sequence[str]:
@@ -170,12 +172,13 @@ class WorkerFacts:
             queues = queues_for(self.labels)
         except DeliveryFailed:
             return ()
-        return [queue for queue in queues if queue not in self.faults]
+        return [queue for queue in queues if queue not in self.faults and queue not in self.missing]
 
     @property
     def free_slots(self) -> int:
         """How many runs it takes at once; none where it is stopping, or can take nothing but plans from its engine."""
-        if self.stopping or (self.faults and not set(self.queues) - {PLANS}):
+        usable = {*self.queues, *self.missing} - {PLANS}
+        if self.stopping or (self.faults and not usable):
             return 0
         return self.slots
 
@@ -198,6 +201,7 @@ def workers_among(instances: Sequence[LiveInstance]) -> list[WorkerFacts]:
                 stopping=bool(offers.get(STOPPING)),
                 bad_messages=int(offers.get(BAD_MESSAGES, 0)),
                 faults=faults_in(offers),
+                missing=missing_in(offers),
             )
         )
     return workers

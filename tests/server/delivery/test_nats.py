@@ -546,6 +546,33 @@ async def test_a_worker_with_the_wrong_password_or_with_labels_of_others_says_so
     assert "does not let the user worker take runs of the queue label-gpu" in labelled.faults["label-gpu"]
 
 
+async def test_a_worker_tells_of_a_queue_that_its_account_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the right to ask, and its account does not import whom it asks: as before the queue's first run."""
+    documented = NatsServer._documented
+    taken_out = '      {service: {account: AVA, subject: "$JS.API.CONSUMER.MSG.NEXT.ava.label-gpu"}}\n'
+
+    def without_import(server: NatsServer) -> str:
+        text = documented(server)
+        assert text.count(taken_out) == 1
+        return text.replace(taken_out, "")
+
+    monkeypatch.setattr(NatsServer, "_documented", without_import)
+    worker = instant_worker()
+    with run_nats(tmp_path / "nats", rights=True) as server:
+        async with (
+            delivery(server, server.key("server")) as sender,
+            working(server, worker, labels=("gpu",), credentials=server.key("gpu")),
+        ):
+            await until(lambda: worker.missing == {ANY, PLANS, "label-gpu"}, within_s=20)
+            for queue in (ANY, PLANS, "label-gpu"):
+                await sender.deliver(f"S-{queue[-1]}", queue, "0.0")
+            await until(lambda: worker.missing == {"label-gpu"}, within_s=20)
+            await until(lambda: len(worker.runs) == 2)
+    assert not worker.faults
+
+
 @pytest.mark.parametrize("changed", ["retention", "consumer"])
 async def test_a_stream_that_somebody_changed_is_named_and_not_used(server: NatsServer, changed: str) -> None:
     stranger = await nats.connect(server.address)

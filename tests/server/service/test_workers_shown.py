@@ -62,9 +62,19 @@ def test_a_queue_that_a_worker_cannot_use_is_named_and_its_other_runs_count() ->
     assert f"takes nothing from label-gpu: {NO_RIGHT}" in shown.text and "\x1b" not in shown.text
 
 
+def test_a_queue_that_is_not_there_yet_is_no_fault_and_has_no_worker() -> None:
+    offers = {"runs": 4, "labels": ["gpu"], "missing": ["label-gpu"]}
+    (found,) = workers_among([LiveInstance("a", "one", Announcement("worker", offers=offers))])
+    assert (list(found.queues), found.free_slots) == (["plans", "any"], 4)
+    (shown,) = worker_findings([found])
+    assert shown.state == "ok" and shown.text.endswith("no queue yet for label-gpu")
+
+
 @pytest.mark.parametrize("told", [None, "x", ["x"], {"any": None}, {"any": 7}])
 def test_what_a_worker_tells_may_be_anything(told: object) -> None:
-    (found,) = workers_among([LiveInstance("a", "one", Announcement("worker", offers={"faults": told}))])
+    (found,) = workers_among(
+        [LiveInstance("a", "one", Announcement("worker", offers={"faults": told, "missing": told}))]
+    )
     assert list(worker_findings([found]))
 
 

@@ -19,6 +19,7 @@ class Worker:
     woken: int = 0
     bad_messages: int = 0
     faults: dict[str, str] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
     most: int = 0
     gate: anyio.Event = field(default_factory=anyio.Event)
@@ -36,6 +37,11 @@ class Worker:
         self.faults[queue] = why
         if not why:
             del self.faults[queue]
+
+    def show_missing(self, queue: str, *, missing: bool) -> None:
+        self.missing.discard(queue)
+        if missing:
+            self.missing.add(queue)
 
     def count_bad_message(self) -> None:
         self.bad_messages += 1

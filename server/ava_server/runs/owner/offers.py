@@ -36,6 +36,8 @@ STOPPING = "stopping"
 
 FAULTS = "faults"
 """What a worker tells others: by queue of its engine, why it can take nothing from it."""
+MISSING = "missing"
+"""What a worker tells others: queues for which nobody answers it; a queue is made with its first run."""
 LONGEST_FAULT = 300
 """Characters of such a reason that are told."""
 
@@ -50,6 +52,14 @@ def faults_in(facts: Mapping[str, object]) -> dict[str, str]:
     if not isinstance(told, Mapping):
         return {}
     return {str(queue): one_line(str(why), LONGEST_FAULT) for queue, why in told.items()}
+
+
+def missing_in(facts: Mapping[str, object]) -> frozenset[str]:
+    """Return the queues for which nobody answers a worker, of what that worker tells others."""
+    told = facts.get(MISSING)
+    if not isinstance(told, list):
+        return frozenset()
+    return frozenset(str(queue) for queue in told)
 
 
 @dataclass
@@ -68,6 +78,7 @@ class Offers:
         leaving: This process is being stopped, and takes nothing more.
         refused: How many offers were refused because another instance has the run.
         faults: By queue, why nothing can be taken from it.
+        missing: Queues for which nobody answers.
         bad_messages: How many messages of the engine could not be used.
     """
 
@@ -76,6 +87,7 @@ class Offers:
         self.leaving = False
         self.refused = 0
         self.faults: dict[str, str] = {}
+        self.missing: set[str] = set()
         self.bad_messages = 0
         self.wake = wake
         self._membership = membership
@@ -95,6 +107,15 @@ class Offers:
         if not why:
             del self.faults[queue]
         self._membership.tell({FAULTS: dict(self.faults)})
+
+    def show_missing(self, queue: str, *, missing: bool) -> None:
+        if missing == (queue in self.missing):
+            return
+        if missing:
+            self.missing.add(queue)
+        else:
+            self.missing.remove(queue)
+        self._membership.tell({MISSING: sorted(self.missing)})
 
     def count_bad_message(self) -> None:
         self.bad_messages += 1

@@ -14,12 +14,14 @@ from ava_audit.store.store import Store
 from ava_server.config.credentials import Credentials
 from ava_server.core.background import WorkerProcesses
 from ava_server.runs.owner.blockers import blocker_in
-from ava_server.runs.owner.offers import STOPPING, faults_in
+from ava_server.runs.owner.offers import STOPPING, faults_in, missing_in
 from ava_server.runs.owner.run_notes import RunNote
 
 log = logging.getLogger("ava.manager")
 
 NO_WORKER = "no worker is running: start one with `ava worker --stay`"
+NO_QUEUE = "nobody answers for this queue; its user's account may lack it"
+"""What is said of a worker that finds no queue where there is one: it has the run that waits."""
 NO_LABEL_S = 40.0
 """Seconds without a worker that has a run's labels and can take it, after which its status says so."""
 WORKERS_EVERY_S = 5.0
@@ -55,7 +57,8 @@ class LiveWorkers:
             offers = instance.announcement.offers
             if instance.announcement.kind == "worker" and not offers.get(STOPPING):
                 labels = frozenset(map(str, offers.get("labels", ())))
-                workers.append(_Worker(instance.host, labels, faults_in(offers)))
+                faults = dict.fromkeys(missing_in(offers), NO_QUEUE) | faults_in(offers)
+                workers.append(_Worker(instance.host, labels, faults))
         self._workers = workers
 
     def none_at_all(self) -> str | None:

@@ -188,6 +188,8 @@ def _worker_words(worker: WorkerFacts) -> str:
         words.append(f"version {worker.version}")
     words.append(f"last beat {worker.silent_s:.0f} s ago")
     words += _fault_words(worker)
+    if worker.missing:
+        words.append(f"no queue yet for {', '.join(sorted(worker.missing))}")
     if worker.refused:
         words.append(f"{counted(worker.refused, 'offer')} left to the worker that had the run: nothing to do")
     return ", ".join(words)
@@ -198,6 +200,6 @@ def _fault_words(worker: WorkerFacts) -> list[str]:
     queues: dict[str, list[str]] = {}
     for queue, why in sorted(worker.faults.items()):
         queues.setdefault(why, []).append(queue)
-    if len(queues) == 1 and not worker.queues:
+    if len(queues) == 1 and not worker.queues and not worker.missing:
         return [f"takes nothing: {why}" for why in queues]
     return [f"takes nothing from {', '.join(of)}: {why}" for why, of in queues.items()]

@@ -56,6 +56,15 @@ async def test_a_run_without_labels_and_a_plan_are_told_too() -> None:
         assert await why_none(queue, [], away) == "no worker can take it; the one on alpha says: it is away"
 
 
+async def test_a_queue_that_has_a_run_and_that_a_worker_does_not_find_is_its_fault() -> None:
+    gpu = worker("alpha", ["gpu"], missing=["label-gpu"])
+    assert await why_none("label-gpu", ["gpu"], gpu) == (
+        "no worker with the label gpu can take it; the one on alpha says: nobody answers for this queue; its user's"
+        " account may lack it"
+    )
+    assert await why_none("any", [], gpu) is None
+
+
 async def test_without_a_worker_or_without_its_label_that_is_said() -> None:
     assert await why_none("any", []) == NO_WORKER
     assert await why_none("any", [], worker("alpha", stopping=True)) == NO_WORKER
