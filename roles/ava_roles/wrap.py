@@ -118,6 +118,28 @@ def show_controls(text: str) -> str:
     return text.translate(_PICTURES)
 
 
+_MOST_STACKED = 4
+_ROW_OF_SIGNS = re.compile(rf"[^\w\s\x00-\x7f]{{{_MOST_STACKED + 1},}}")
+"""What may be a row of combining marks, which are no letters."""
+
+
+def few_marks(text: str) -> str:
+    """Return a text with at most four combining marks in a row: more paint over the lines above and below."""
+    if text.isascii():
+        return text
+    return _ROW_OF_SIGNS.sub(_without_more_marks, text)
+
+
+def _without_more_marks(signs: re.Match[str]) -> str:
+    kept: list[str] = []
+    stacked = 0
+    for char in signs[0]:
+        stacked = stacked + 1 if _is_mark(char) else 0
+        if stacked <= _MOST_STACKED:
+            kept.append(char)
+    return "".join(kept)
+
+
 def shown_offsets(text: str) -> list[int]:
     r"""Return the offset of each character of a text that `clean` keeps; the text's line ends are `\n`."""
     candidates: list[int] = []

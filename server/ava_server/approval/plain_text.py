@@ -6,6 +6,7 @@ import re
 import unicodedata
 from functools import lru_cache
 
+from ava_roles.wrap import few_marks
 from ava_server.core.names import QUOTES
 
 TASK_CHARS = 120
@@ -40,7 +41,7 @@ def plain_line(text: str) -> str:
     """Return a text as one line: a name, folder or model must not look like another line of the proposal."""
     if not (text.isascii() and text.isprintable()):
         text = "".join([" " if _is_invisible(char) else char for char in text])
-    return " ".join(text.split())
+    return few_marks(" ".join(text.split()))
 
 
 @lru_cache(maxsize=4_096)
@@ -70,10 +71,26 @@ def inner_quotes(text: str) -> str:
 
 
 def named_path(path: str, most: int = COMMAND_CHARS) -> str:
-    """Return a path as the proposal shows it: in quotes unless it is plain, and complete up to `most` characters."""
+    """Return a path as the proposal shows it: in quotes unless it is plain, and complete up to `most` characters.
+
+    What nobody sees of it is named, as `⟨U+200B⟩` is: without it, another folder would stand there.
+    """
     if _PLAIN_PATH.fullmatch(path):
         return path
-    return quoted(path, most)
+    return quoted(_UNSEEN_BLANK.sub(_named_char, "".join(map(_seen, path))), most)
+
+
+_UNSEEN_BLANK = re.compile(r"(?:(?<=/)|(?<= )|\A) | (?=/|\Z)")
+"""A blank at an end of a name, or beside another one."""
+
+
+def _seen(char: str) -> str:
+    is_unseen = char != " " and (char.isspace() or _is_invisible(char))
+    return f"⟨U+{ord(char):04X}⟩" if is_unseen else char
+
+
+def _named_char(match: re.Match[str]) -> str:
+    return f"⟨U+{ord(match[0]):04X}⟩"
 
 
 def normalize_typography(line: str) -> str:

@@ -22,7 +22,7 @@ from starlette.responses import RedirectResponse, Response
 from ava_audit.events import Event, SettingsChanged
 from ava_audit.units import DAY_US, day_of, format_duration, format_usd, iso_utc, now_us
 from ava_audit.view import View, append
-from ava_roles.wrap import clean
+from ava_roles.wrap import clean, few_marks
 from ava_server.approval.decide import Needs, approval_needs
 from ava_server.budget.held_words import held_words
 from ava_server.config.pin import PinFile
@@ -274,10 +274,13 @@ _CHARSET = "; charset=utf-8"
 
 
 def finalize(value: object) -> str:
-    """Return a value of a template for autoescape, without what nobody sees; `Markup` has been escaped already."""
+    """Return a value of a template for autoescape, without what nobody sees or what paints over other lines.
+
+    `Markup` has been escaped already.
+    """
     if isinstance(value, Markup):
         return value
-    return clean(value.text if isinstance(value, UntrustedText) else str(value))[0]
+    return few_marks(clean(value.text if isinstance(value, UntrustedText) else str(value))[0])
 
 
 def when(us: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from support.terminal import ava
 
 from ava_audit.events import SpawnDecided, SpawnProposed
 from ava_audit.units import minutes
-from ava_server.approval.plain_text import task_excerpt
+from ava_server.approval.plain_text import named_path, task_excerpt
 from ava_server.render.host_text import text_of
+from ava_server.web.context import finalize
 
 
 async def test_the_line_shows_role_price_time_access_and_the_start_of_the_task(tmp_path: Path) -> None:
@@ -33,6 +35,32 @@ def test_the_start_of_a_task_is_one_line_of_at_most_120_characters() -> None:
     assert task_excerpt("a\u202eb\u2028c\td") == "a b c d"
     assert task_excerpt("word " * 100) == ("word " * 24).rstrip() + "…"
     assert task_excerpt("x" * 120) == "x" * 120
+
+
+def test_the_marks_of_a_task_do_not_paint_over_the_line() -> None:
+    painted = "Read\u0336 " + "z" + "\u0335\u0489\u200b" * 60 + " e\u0301"
+    assert task_excerpt("z" + "\u0335" * 30 + "e\u0301") == "z" + "\u0335" * 4 + "e\u0301"
+    assert re.search("[\u0300-\u036f\u0489]{5}", finalize(painted) + task_excerpt(painted)) is None
+    assert finalize("क्षि שָׁלוֹם ตี่ 1\ufe0f\u20e3") == "क्षि שָׁלוֹם ตี่ 1\ufe0f\u20e3"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("\u2800", "⟨U+2800⟩"),
+        ("\u3164", "⟨U+3164⟩"),
+        ("a\u200bb", "a⟨U+200B⟩b"),
+        (" ", "⟨U+0020⟩"),
+        ("\u00a0", "⟨U+00A0⟩"),
+        ("a ", "a⟨U+0020⟩"),
+        ("a  b", "a ⟨U+0020⟩b"),
+        ("a b", "a b"),
+        ("a\n", "a⟨U+000A⟩"),
+    ],
+)
+def test_what_nobody_sees_of_a_folder_is_named(name: str, shown: str) -> None:
+    assert named_path(f"/home/ana/{name}") == f'"/home/ana/{shown}"'
+    assert named_path(f"/home/{name}/b") == f'"/home/{shown}/b"'
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(600, "10 min"), (45, "45 s"), (90, "90 s"), (0.5, "0.5 s")])
