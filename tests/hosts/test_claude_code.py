@@ -24,14 +24,17 @@ from support.hosts.claude_code import (
     open_claude_code,
     open_headless,
     shown_run,
+    tmux,
 )
 from support.hosts.extensions import CAP, keep_noting
 from support.hosts.plans import NOTES, PLAN, step_script
 from support.hosts.real_hosts import data_root, entries, http_server, needs, time_of_entry
 from support.http_server import token
 from support.model_server import Gate, Say, run_model_server
+from support.processes import lives
 from support.repository import REPOSITORY, script
 from support.stdio import assert_intact
+from support.terminal import ava
 
 pytestmark = [pytest.mark.slow, needs("tmux")]
 
@@ -190,6 +193,27 @@ def test_the_list_of_tasks_cancels_a_run(tmp_path: Path) -> None:
         assert gate.client_left.wait(10), "the call of the model was given up"
         assert "cancel_subagent" not in orchestrator.called
     assert_intact(host.root)
+
+
+def test_exit_and_stop_tasks_does_not_stop_the_run(tmp_path: Path) -> None:
+    """Its dialog says that it does; `docs/hosts.md` says how a run is stopped."""
+    gate, answer = hold_result()
+    orchestrator = Orchestrator(delegation_rule())
+    with run_model_server([answer]) as models, open_claude_code(tmp_path, orchestrator, models) as host:
+        task_id = host.delegate()
+        assert gate.arrived.wait(20)
+        host.write("/exit")
+        host.press("Enter")
+        host.until_shown("The following will stop when you exit", "❯ 1. Exit and stop tasks")
+        pid = int(tmux(host.socket, "display-message", "-p", "#{pane_pid}").stdout)
+        tmux(host.socket, "set-option", "-g", "remain-on-exit", "on")
+        host.press("Enter")
+        host.until(lambda: not lives(pid))
+        assert entries(host.root, "CancelRequested", "RunEnded") == []
+        done = ava(host.root, "cancel", task_id)
+        assert done.returncode == 0, done.stderr
+        ended = entries(host.root, "RunEnded")[-1]
+        assert (ended["runId"], ended["content"]["status"]) == (task_id, "cancelled")
 
 
 @pytest.mark.requirement("N-13")

@@ -45,6 +45,7 @@ from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import RUN_TOOLS, RunConfig, config_of
 from ava_server.run_config.parts import EarlierRun
 from ava_server.run_config.run_cap import COST
+from ava_server.runs.owner.mode import driver_of
 from ava_server.runs.turn.context import ConfigNotSupported
 from ava_server.service.access import Access, Answerer, Asking, Operations
 from ava_server.service.client_approval import ClientApprovals, not_started_next
@@ -91,6 +92,10 @@ _SINCE_NOW = (
 _AS_TASK = (
     "Your host then shows it as a task ({subagent_id}; several approved together have one task, G-…) and gives you the"
     " result when it ends: do not poll."
+)
+_OUTLIVES_HOST = (
+    " Leaving the host does not stop it, also where its dialog says that it stops tasks: cancel_subagent does, or `ava"
+    " cancel {subagent_id}` in a terminal; tell the person so if they leave."
 )
 
 
@@ -385,7 +390,11 @@ class Spawns(Operations):
             return
         answer.next = self._access.adapt_text(NEXT[answerer].format(pending_id=answer.pending_id))
         if as_task and answerer in ("host", "client"):
-            answer.next = with_advice(answer.next, _AS_TASK.format(subagent_id=answer.run_id))
+            advice = _AS_TASK
+            if driver_of(self._runtime.settings) != "this process":
+                advice += _OUTLIVES_HOST
+            as_task_advice = self._access.adapt_text(advice.format(subagent_id=answer.run_id))
+            answer.next = with_advice(answer.next, as_task_advice)
 
     async def _release(self, config: RunConfig, candidates: Sequence[tuple[str, str]], run_id: str) -> None:
         """Forget what was stored for a proposal under ids other than the one that it has, `run_id`."""

@@ -14,11 +14,29 @@ from support.hosts.extensions import CAP, keep_noting
 from support.hosts.tasks import TASKS, Host, TaskStart, task_host
 from support.model_server import Fail, Gate, Say, slow_answer
 from support.runtime import PRICED, connect, hand_over, wait_for
-from support.stdio import AVA, environment, read_answer
+from support.stdio import AVA, MODERN, environment, make_root, model_env, read_answer, serve_stdio
 
 from ava_server.mcp_server import card
+from ava_server.mcp_server.tasks import EXTENSION
 
 COMMAND = AVA[:1]
+
+
+@pytest.mark.parametrize("background", [True, False])
+async def test_a_proposal_says_that_leaving_the_host_does_not_stop_its_task(tmp_path: Path, background: bool) -> None:
+    """Claude Code says on leaving that it stops its tasks, and tells the server nothing."""
+    root = make_root(tmp_path / "data", config_toml=f'approval = "ask"\n{PRICED}')
+    env = {**model_env("http://127.0.0.1:9/v1"), "AVA_MODEL": "test", "AVA_BACKGROUND": str(background).lower()}
+    async with serve_stdio(root, initialize=False, env=env) as wire:
+        wire.meta = {
+            "io.modelcontextprotocol/protocolVersion": MODERN,
+            "io.modelcontextprotocol/clientInfo": {"name": "a-host", "version": "1"},
+            "io.modelcontextprotocol/clientCapabilities": {"extensions": {EXTENSION: {}}},
+        }
+        proposed = await wire.tool("spawn_subagent", role="custom", system_prompt="Look.", task="Look it up")
+    assert "do not poll" in proposed["next"]
+    assert ("Leaving the host does not stop it" in proposed["next"]) is background
+    assert (f"ava cancel {proposed['subagent_id']}`" in proposed["next"]) is background
 
 
 @pytest.mark.requirement("N-13")
