@@ -320,9 +320,10 @@ class AgentWork:
                 self._tools.submitted = None
                 ending = self._coding.ending_after_failures(checked, submitted)
                 return ending if ending is not None else checked.told
+        verified = self._coding is not None
         if call_id is None:
-            return RunResult("success", BY_LAST_MESSAGE, submitted)
-        return RunResult("success", "the agent handed over its result", submitted, call_id=call_id)
+            return RunResult("success", BY_LAST_MESSAGE, submitted, verified=verified)
+        return RunResult("success", "the agent handed over its result", submitted, call_id=call_id, verified=verified)
 
     async def _wrap_up(self, agent: AcpAgent, cap: LastTurn) -> RunResult:
         """Have the agent hand over what it has, once; what that takes is reserved."""

@@ -113,7 +113,7 @@ PASSED_CHARS = 1_000
 KEEP_S, KEEP_CANCELLED_S, KEEP_SUCCESS_S = 8.0, 2.0, 60.0
 """Seconds that an ending waits for its branch; a cancel has to be answered within 5 s. The commit continues after that.
 
-A success waits longer, because it needs its branch.
+Work that has passed waits longer, because it needs its branch.
 """
 VERIFICATION = "verification"
 WORKSHOP = "workshop"
@@ -177,10 +177,14 @@ class CodingWork:
         shop = self._worktree
         return replace(place, files=shop.files, edits=shop.edits, bench=shop.bench)
 
-    async def check(self, call_id: str | None) -> WorkChecked | RunResult:
-        """Return the outcome of the verify command on the work; after a crash, a recorded outcome is used again."""
-        if self._history.check is not None:
-            return self._history.check
+    async def check(self, call_id: str | None, *, last: bool = False) -> WorkChecked | RunResult:
+        """Return the outcome of the verify command on the work; after a crash, a recorded outcome is used again.
+
+        `last`: the run has reached a cap, so the model is told nothing of it.
+        """
+        known = self._history.check
+        if known is not None and known.call_id == call_id:
+            return known
         before = self._history.last_check
         number = 1 if before is None else before.number + 1
         await self._log.record(Activity(activity=status_sentence(f"Running {self._coding.verify}", self._hide)))
@@ -190,7 +194,7 @@ class CodingWork:
         except RolesError as error:
             return self._failure("the work could not be checked", error)
         verify = await self._run_of(verdict)
-        notice = "" if verify.passed else self._failed_words(verify, number)
+        notice = "" if verify.passed or last else self._failed_words(verify, number)
         checked = WorkChecked(
             number=number, verify=verify, tree=verdict.tree, call_id=call_id, turn=self._history.turn, told=notice
         )
@@ -219,7 +223,7 @@ class CodingWork:
             work = self._worktree.keep
         passed = None
         check = self._history.last_check
-        if ended.status == "success" and check is not None:
+        if ended.verified and check is not None:
             passed = check.verify
             work = partial(self._keep_checked, check.tree)
         summary = task_text = ""
@@ -251,7 +255,11 @@ class CodingWork:
     @staticmethod
     def patience_s(ended: RunResult) -> float:
         """Return how many seconds `keep` may take."""
-        return {"cancelled": KEEP_CANCELLED_S, "success": KEEP_SUCCESS_S}.get(ended.status, KEEP_S)
+        if ended.verified:
+            return KEEP_SUCCESS_S
+        if ended.status == "cancelled":
+            return KEEP_CANCELLED_S
+        return KEEP_S
 
     def _keep_checked(self, tree: str, message: str) -> Branch | None:
         """Commit the work, and check that it is exactly what passed. Blocks."""
@@ -341,11 +349,28 @@ class CodingWork:
         return self._redactor.redact(clean(text)[0])[0]
 
 
+def ending_at_cap(ended: RunResult, checked: WorkChecked | RunResult | None) -> RunResult:
+    """Return the ending of a run that handed over at a cap: it says whether the verify command passed.
+
+    `checked` is None where the run's time was over before the command ended.
+    """
+    passed = isinstance(checked, WorkChecked) and checked.verify.passed
+    match checked:
+        case WorkChecked():
+            how = "passed" if passed else "failed"
+        case RunResult():
+            how = f"did not run: {checked.stop_reason}"
+        case None:
+            how = "did not run to its end: the run's time was over"
+    return replace(ended, stop_reason=f"{ended.stop_reason}; its verify command {how}", verified=passed)
+
+
 def fail_unkept(ended: RunResult, kept: KeptChanges) -> RunResult:
     """Return the ending of a run whose work passed and could not be kept: an error, not a success."""
     return replace(
         ended,
         status="error",
+        verified=False,
         stop_reason="its work passed, and could not be brought onto a branch",
         error_kind=WORKSHOP,
         error_message=kept.fault,

@@ -277,12 +277,13 @@ MOST_NAMED = 10
 def _names_by_state(step: StepConfig, runs: Sequence[StepRun]) -> str:
     """Return all of these runs with their endings, rows of items in short: `item 3, items 7 to 9 (timeout)`.
 
-    An error is said with its reason: `(error: the model failed 3 times)`.
+    An error is said with its reason: `(error: the model failed 3 times)`. So is every ending of a coder, which says
+    whether its verify command failed or did not run.
     """
     by_state: dict[str, list[int]] = {}
     for run in runs:
         state = run.state
-        if state == "error" and run.why:
+        if run.why and (state == "error" or step.config.coding is not None):
             state = f"{state}: {run.why}"
         by_state.setdefault(state, []).append(run.item or 0)
     parts = [f"{_item_names(step, sorted(items))} ({state})" for state, items in by_state.items()]

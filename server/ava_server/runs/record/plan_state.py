@@ -58,13 +58,13 @@ def result_of(view: View, row: StepRunRow) -> dict[str, Any] | None:
 def ended_well(row: StepRunRow, config: RunConfig, result: dict[str, Any] | None) -> bool:
     """Tell whether a run of a step counts: it succeeded, or handed over a result at a cap that fits its schema.
 
-    Of a run that changes files only a success counts: at a cap, its verify command has not passed.
+    What a run that changes files has handed over at a cap counts only if its verify command has passed.
     """
     if row.state in WHOLE:
         return True
-    if config.coding is not None:
-        return False
     if row.state not in CAP_OF_ENDING or result is None or not result.get("handed_over"):
+        return False
+    if config.coding is not None and not result.get("changes", {}).get("verified"):
         return False
     if config.output_schema is None:
         return True

@@ -50,6 +50,7 @@ class RunResult:
     Attributes:
         submitted: What the model handed over; None where it did not.
         call_id: The call that handed over the result; its tool result is written with the ending.
+        verified: The verify command has passed on what was handed over; only of a run that changes files.
     """
 
     status: Ending
@@ -60,6 +61,7 @@ class RunResult:
     what_to_do: str = ""
     reason: str | None = None
     call_id: str | None = None
+    verified: bool = False
 
 
 def build_result(
@@ -91,9 +93,8 @@ def build_result(
         untrusted["error_text"] = hide(ended.error_message)
     changes: dict[str, Any] = {}
     if config.coding is not None:
-        verified = ended.status == "success"
         changes["changes"], untrusted_changes = build_changes(
-            config.coding, history.worktree, history.last_check, kept, verified=verified
+            config.coding, history.worktree, history.last_check, kept, verified=ended.verified
         )
         untrusted["changed"] = hide(untrusted_changes)
     return {

@@ -33,9 +33,10 @@ from ava_server.core.shortage import shortage_in
 from ava_server.models.base import Completion
 from ava_server.models.model_choice import OFFLINE, SCRIPTED
 from ava_server.run_config.config import config_of
+from ava_server.run_config.run_cap import CAP_OF_ENDING
 from ava_server.runs.asking.extension import in_vain
 from ava_server.runs.asking.question_kinds import activity_when_asked
-from ava_server.runs.coder.coding import CodingWork, fail_unkept
+from ava_server.runs.coder.coding import CodingWork, ending_at_cap, fail_unkept
 from ava_server.runs.journal.clock import RunClock
 from ava_server.runs.journal.log import RunLog
 from ava_server.runs.record.claims import Paused, pause
@@ -202,7 +203,10 @@ class AgentRun:
                 if refused is not None:
                     return refused
                 took = time.monotonic() - before
-                return await self._work_within(max(work_s - took, 0.0), left - took, cap)
+                ended = await self._work_within(max(work_s - took, 0.0), left - took, cap)
+                if isinstance(ended, Paused):
+                    return ended
+                return await self._check_at_cap(ended)
             except (StaleOwner, StoreUnavailable, SchemaNewer, RunLeft):
                 raise  # another owner has it, or will: a log that is out of reach ends no run
             except Exception as error:  # an internal error ends this run, on the record, and no other
@@ -267,6 +271,16 @@ class AgentRun:
                 await self._refuse_open("the time for tools is over")
             return await self._turns()
         return RunResult(last.status, last.reason)
+
+    async def _check_at_cap(self, ended: RunResult) -> RunResult:
+        """Run the verify command on work that was handed over at a cap, in what is left of the run's time."""
+        if self._coding is None or ended.submitted is None or ended.status not in CAP_OF_ENDING:
+            return ended
+        self.say("Checking what was handed over")
+        checked: WorkChecked | RunResult | None = None
+        with self._clock.limit(max(self._run.left_s, 0.0), self._plan_left_s()) as self._working:
+            checked = await self._coding.check(ended.call_id, last=True)
+        return ending_at_cap(ended, checked)
 
     def _plan_left_s(self) -> float:
         return self._plan_ends - anyio.current_time()
@@ -374,12 +388,15 @@ class AgentRun:
     async def _check_result(
         self, completion: Completion, submitted: SubmitArgs, call_id: str | None = None
     ) -> RunResult | None:
-        """Accept a result, or return None where the verify command fails and the work has to be fixed first."""
+        """Accept a result, or return None where the verify command fails and the work has to be fixed first.
+
+        At a cap there is no turn to fix it in: the command then runs once the last turn is over.
+        """
         if self._coding is None or self._reservations.last_turn() is not None:
             return self._accept_result(submitted, call_id)
         checked = await self._coding.check(call_id)
         if isinstance(checked, WorkChecked) and checked.verify.passed:
-            return self._accept_result(submitted, call_id)
+            return replace(self._accept_result(submitted, call_id), verified=True)
         notice = checked.stop_reason if isinstance(checked, RunResult) else checked.told
         for call in completion.calls:
             if call.call_id in self._history.results:
@@ -490,7 +507,7 @@ class AgentRun:
             run = await self._log.read(lambda view: view.run(self.id)) or run
         artifacts = await anyio.to_thread.run_sync(self._context.artifacts)
         kept = await self._coding.keep(ended) if self._coding is not None else None
-        if kept is not None and kept.fault and ended.status == "success":
+        if kept is not None and kept.fault and ended.verified:
             ended = fail_unkept(ended, kept)
         request = self._history.more_asked
         if request is not None:

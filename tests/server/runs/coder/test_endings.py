@@ -42,15 +42,27 @@ async def test_an_answer_without_a_submit_call_is_verified_too(tmp_path: Path) -
 
 
 @pytest.mark.slow
-async def test_work_cut_off_by_a_cap_stays_on_the_branch_unverified(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["passed", "failed", "did not run to its end"])
+async def test_work_handed_over_at_a_cap_is_checked_once_and_stays_on_the_branch(tmp_path: Path, how: str) -> None:
     repository = project(tmp_path)
+    given = {
+        "passed": {},
+        "failed": {"verify": "false"},
+        "did not run to its end": {"verify": "grep -q 'a - b' adding.py || sleep 60", "timeout": 6},
+    }[how]
     async with open_lab(tmp_path, make_calls(RIGHT)) as lab:
-        result = await run_coder(lab, max_iterations=2)
+        result = await run_coder(lab, max_iterations=2, **given)
+        checks = await lab.facts(result["subagent_id"], WorkChecked)
         await gone(lab)
-    assert result["status"] == "iteration_limit" and not result["changes"]["verified"]
-    assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
-    message = git(repository, "log", "-1", "--format=%B", result["changes"]["branch"])
-    assert "Not verified: the run ended as iteration_limit" in " ".join(message.split())
+    changes = result["changes"]
+    assert result["status"] == "iteration_limit" and changes["verified"] == (how == "passed")
+    assert f"; its verify command {how}" in result["stop_reason"]
+    assert [check.verify.passed for check in checks] == {"passed": [True], "failed": [False]}.get(how, [])
+    assert git(repository, "show", f"{changes['branch']}:adding.py").endswith("a + b\n")
+    message = " ".join(git(repository, "log", "-1", "--format=%B", changes["branch"]).split())
+    said = f"Not verified: the run ended as iteration_limit before its work passed `{changes['verify']['command']}`"
+    assert (said in message) == (how != "passed")
+    assert ("Verified: `" in message) == (how == "passed")
 
 
 @pytest.mark.slow
@@ -109,6 +121,7 @@ async def test_the_timeout_of_the_run_cuts_off_an_endless_verify_command(tmp_pat
     async with open_lab(tmp_path, make_calls(RIGHT)) as lab:
         result = await run_coder(lab, verify=hangs, timeout=6)
     assert result["status"] == "timeout" and not result["changes"]["verified"], result
+    assert result["stop_reason"] == "timeout of 6 s; its verify command did not run to its end: the run's time was over"
     assert result["untrusted_result"]["summary"] == "Adding adds.", "it was handed over in time"
     assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
 

@@ -28,9 +28,13 @@ def work(request: dict[str, Any]) -> Say:
     return Say(calls=[RIGHT])
 
 
-@pytest.mark.parametrize("caps", [{"max_iterations": 2}, {"max_tool_calls": 1}, {"max_iterations": 2, **TEXT}], ids=str)
+AT_A_CAP = pytest.mark.parametrize(
+    "caps", [{"max_iterations": 2}, {"max_tool_calls": 1}, {"max_iterations": 2, **TEXT}], ids=str
+)
+
+
+@AT_A_CAP
 async def test_a_coder_whose_command_did_not_pass_is_not_done_at_a_cap(tmp_path: Path, caps: Mapping[str, Any]) -> None:
-    """The last turn hands over without the command: a result at a cap says nothing of it."""
     project(tmp_path)
     async with open_lab(tmp_path, work, config=PRICED) as lab:
         fix = {**coder_task(verify="false"), "id": "fix", **caps}
@@ -40,6 +44,21 @@ async def test_a_coder_whose_command_did_not_pass_is_not_done_at_a_cap(tmp_path:
     assert [(line["step"], line["state"]) for line in result["steps"]] == [("fix", "failed"), ("report", "skipped")]
     assert [(row.step, row.state in ("iteration_limit", "tool_limit")) for row in rows] == [("fix", True)]
     assert result["untrusted_result"]["output"] == {"report": None}
+    assert "its verify command failed" in result["steps"][0]["why"]
+
+
+@AT_A_CAP
+async def test_a_coder_whose_command_passed_at_a_cap_is_done(tmp_path: Path, caps: Mapping[str, Any]) -> None:
+    project(tmp_path)
+    async with open_lab(tmp_path, work, config=PRICED) as lab:
+        plan = await plans.finish(lab, [{**coder_task(), "id": "fix", **caps}, REPORT])
+        [fix, _report] = await plans.rows(lab, plan.id)
+        made = await lab.result(fix.id)
+        calls = len(lab.server.requests)
+        again = await lab.call("spawn_subagent", retry_of=plan.id)
+    assert fix.state in ("iteration_limit", "tool_limit") and made["changes"]["verified"]
+    assert str(fix.stop_reason).endswith("; its verify command passed") and calls == 3
+    assert f"every step of plan {plan.id} is done and unchanged" in again.message
 
 
 async def test_a_coder_whose_command_passed_is_done(tmp_path: Path) -> None:
