@@ -29,11 +29,13 @@ from ava_roles.wrap import clean, one_line
 from ava_server.approval.kept_money import all_needs, kept_steps, later_steps
 from ava_server.approval.proposals import brief_of, project_of, spawn_fact
 from ava_server.approval.steps import ITEM, replace_references
+from ava_server.budget.recent_calls import Named, recent_calls
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import AGENT
 from ava_server.core.names import named, quote_name
 from ava_server.models.base import Bound
-from ava_server.models.prices import reserve_micros
+from ava_server.models.prices import dearest_price, reserve_micros
+from ava_server.models.surcharges import pinned_at
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import RunConfig, StepConfig, StepInput, config_of
 from ava_server.run_config.run_cap import CAP_OF_ENDING
@@ -148,6 +150,7 @@ class PlanLog:
         self._progress = step_progress(view, plan.id)
         self._reused = {run.id for step in self.config.steps for run in step.reused}
         self._leaves: dict[str, int] = {}
+        self._named: dict[str, Sequence[Named]] = {}  # what recent answers of each model have named, by account
 
     # -- the state ----------------------------------------------------------------------------------------------------
 
@@ -271,7 +274,7 @@ class PlanLog:
         room = self.config.max_cost_micros - spent - step.config.least_micros
         kept = kept_steps(later_steps(self.config.steps, step, begun=self._progress), room)
         least = sum(other.config.least_micros for other in kept)
-        inputs = sum(_cost_of_inputs(other.config, self._likely_input_chars(other)) for other in kept)
+        inputs = sum(self.cost_of_inputs(other.config, self._likely_input_chars(other)) for other in kept)
         return min(least + inputs, max(room, 0))
 
     def _likely_input_chars(self, step: StepConfig) -> int:
@@ -283,6 +286,23 @@ class PlanLog:
                 results = self._progress.get(source.step, StepProgress(items=self.steps[source.step].at_most)).items
             chars += min(results * RESULT_CHARS, _input_room(step))
         return chars
+
+    def cost_of_inputs(self, config: RunConfig, size: int) -> int:
+        """Return what inputs of this size in bytes add to the cost from which a run can work, in micro-USD.
+
+        At the dearest price that an account with calls of this model may have; that of the run is not looked at here.
+        """
+        tokens = int(size * LIKELY_BYTE_TOKENS)
+        if tokens == 0:
+            return 0
+        price = config.price
+        if any(surcharge.account for surcharge in price.surcharges):
+            if config.model not in self._named:
+                self._named[config.model] = tuple(recent_calls(self.view, config.model).named.values()) or ({},)
+            pinned = pinned_at(config.base_url)
+            prices = [dearest_price(config.price, known, pinned) for known in self._named[config.model]]
+            price = max(prices, key=lambda each: each.input)
+        return TURNS_WITH_INPUT * reserve_micros(price, Bound(tokens, 0))
 
     # -- values -------------------------------------------------------------------------------------------------------
 
@@ -320,7 +340,7 @@ class PlanLog:
             item=move.item,
             name=name,
             earlier=tuple(earlier),
-            least_micros=step.config.least_micros + _cost_of_inputs(step.config, _size_of(inputs.texts)),
+            least_micros=step.config.least_micros + self.cost_of_inputs(step.config, _size_of(inputs.texts)),
             leaves_micros=self._leaves_micros(step),
         )
         said = UserMessage(
@@ -508,14 +528,6 @@ def _input_room(step: StepConfig) -> int:
 
 def _size_of(texts: Sequence[Mapping[str, str]]) -> int:
     return sum(len(each["text"].encode()) for each in texts)
-
-
-def _cost_of_inputs(config: RunConfig, size: int) -> int:
-    """Return what inputs of this size in bytes add to the cost from which a run can work, in micro-USD."""
-    tokens = int(size * LIKELY_BYTE_TOKENS)
-    if tokens == 0:
-        return 0
-    return TURNS_WITH_INPUT * reserve_micros(config.price, Bound(tokens, 0))
 
 
 def advance(fence: Fence, who: Who, inputs: PlanInputs, new_id: Callable[[], str]) -> Command[Advanced]:
