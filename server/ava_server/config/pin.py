@@ -12,9 +12,10 @@ import hmac
 import itertools
 import secrets
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ava_server.core.errors import BadInput, ConfigError, Refused
 from ava_server.core.files import PrivateFile
@@ -27,6 +28,11 @@ SHORTEST = 6
 LONGEST = 64
 TRIES = 5
 LOCKED_S = 15 * 60.0
+TERMINAL = "terminal"
+"""Who tries in a terminal of the server's own user; on a page, a session or a token tries."""
+TRIES_AN_HOUR = 30
+"""Wrong tries of all sessions and tokens together: with more sessions, nobody has more tries."""
+HOUR_S = 3600.0
 COST = (2**15, 8, 1)
 """scrypt's n, r and p (RFC 7914): 32 MiB and about 0.1 s for each try."""
 SET_ALREADY = "There is a PIN already. `ava pin change` replaces it, and asks for the old one."
@@ -36,15 +42,32 @@ _TABLE = "pin"
 _MEMORY = 2**26
 
 
+class _Tries(NamedTuple):
+    """The wrong tries of somebody since the last right one or lock. Times are in seconds since 1970; 0 means never."""
+
+    tries: int
+    locked_until: float
+    last: float
+
+
 @dataclass(frozen=True)
 class _StoredPin:
-    """What is stored of a PIN. `locked_until` is in seconds since 1970; 0 means not locked."""
+    """What is stored of a PIN. `tries` and `locked_until` are those of the terminal."""
 
     salt: bytes
     hash: bytes = field(repr=False)
     cost: tuple[int, int, int]
     tries: int
     locked_until: float
+    elsewhere: Mapping[str, _Tries]
+    """By session or token."""
+    tried: tuple[float, ...]
+    """When sessions and tokens have tried in the last hour, the right tries left out."""
+
+    def tries_of(self, who: str) -> _Tries:
+        if who == TERMINAL:
+            return _Tries(self.tries, self.locked_until, 0.0)
+        return self.elsewhere.get(who, _Tries(0, 0.0, 0.0))
 
 
 class PinFile:
@@ -83,31 +106,31 @@ class PinFile:
         self._file.change(self._stored, edit)
 
     def ready(self) -> None:
-        """Raises Refused, before a person is asked for the PIN: there is none, or it is locked."""
+        """Raises Refused, before a person is asked for the PIN in a terminal: there is none, or it is locked there."""
         if not self.is_set:
             raise Refused(NONE_YET)
         self.refuse_locked()
 
     def refuse_locked(self) -> None:
-        """Refuse while the PIN is locked, and say for how long; without one, a person can choose it."""
+        """Refuse while the PIN is locked in a terminal, and say how long; without one, a person can choose it."""
         stored = self._stored()
         if stored is not None:
             _refuse_locked(stored.locked_until - time.time())
 
-    def check(self, pin: str) -> None:
-        """Raises Refused if the PIN is wrong, or locked.
+    def check(self, pin: str, who: str = TERMINAL) -> None:
+        """Raises Refused if the PIN is wrong, or locked for who tries.
 
         Each try is counted before it is checked, so there are never more than five, even with concurrent tries. The
-        fifth wrong one locks the PIN for 15 minutes; then the right one is refused too.
+        fifth wrong one locks the PIN for 15 minutes; then the right one is refused too. It locks the one who tried.
         """
-        stored = self._count_try()
+        stored, now = self._count_try(who)
         if not hmac.compare_digest(_hash(pin, stored.salt, stored.cost), stored.hash):
-            left = TRIES - stored.tries
+            left = TRIES - stored.tries_of(who).tries
             if left <= 0:
                 raise Refused(f"That is not the PIN; it is now locked for {LOCKED_S / 60:.0f} minutes.")
             tries_are = "try is" if left == 1 else "tries are"
             raise Refused(f"That is not the PIN; {left} {tries_are} left.")
-        self._change({"tries": 0, "locked_until": 0.0})
+        self._forget_tries(who, now)
 
     def change(self, old: str, new: str) -> None:
         """Raises BadInput if the new one is too weak; Refused if the old one is wrong, or locked."""
@@ -120,28 +143,52 @@ class PinFile:
         self.check(pin)
         self._change(None)
 
-    def _count_try(self) -> _StoredPin:
-        """Count a try, and return the PIN with it. Raises Refused if there is no PIN, or it is locked."""
+    def _count_try(self, who: str) -> tuple[_StoredPin, float]:
+        """Count a try, and return the PIN with it, and when it was. Raises Refused: no PIN, or it is locked."""
         if not self.is_set:  # there may be no folder for the lock
             raise Refused(NONE_YET)
+        now = time.time()
 
         def edit(document: TOMLDocument) -> None:
             stored = _read(document.unwrap(), self._file)
             if stored is None:
                 raise Refused(NONE_YET)
-            now = time.time()
-            left_s = stored.locked_until - now
+            own = stored.tries_of(who)
+            left_s = own.locked_until - now
             _refuse_locked(left_s)
             # After the clock was set back, the lock may seem to last for years: then it lasts 15 minutes from now.
-            tries = TRIES if left_s > LOCKED_S else stored.tries % TRIES + 1
+            tries = TRIES if left_s > LOCKED_S else own.tries % TRIES + 1
             locked_until = now + LOCKED_S if tries == TRIES else 0.0
-            _table(document).update({"tries": tries, "locked_until": locked_until})
+            if who == TERMINAL:
+                _table(document).update({"tries": tries, "locked_until": locked_until})
+                return
+            tried = [at for at in stored.tried if abs(now - at) < HOUR_S]
+            if len(tried) >= TRIES_AN_HOUR:
+                raise Refused(_locked_on_pages(HOUR_S - (now - tried[0])))
+            others = {name: each for name, each in stored.elsewhere.items() if abs(now - each.last) < HOUR_S}
+            others[who] = _Tries(tries, locked_until, now)
+            _write_others(document, others, [*tried, now])
 
         self._file.change(self._stored, edit)
         stored = self._stored()
         if stored is None:
             raise Refused(_GONE)
-        return stored
+        return stored, now
+
+    def _forget_tries(self, who: str, right_at: float) -> None:
+        """Forget somebody's tries after a right one."""
+        if who == TERMINAL:
+            self._change({"tries": 0, "locked_until": 0.0})
+            return
+
+        def edit(document: TOMLDocument) -> None:
+            stored = _read(document.unwrap(), self._file)
+            if stored is None:
+                raise Refused(_GONE)
+            others = {name: each for name, each in stored.elsewhere.items() if name != who}
+            _write_others(document, others, [at for at in stored.tried if at != right_at])
+
+        self._file.change(self._stored, edit)
 
     def _change(self, fields: dict[str, Any] | None) -> None:
         def edit(document: TOMLDocument) -> None:
@@ -165,6 +212,17 @@ def _refuse_locked(left_s: float) -> None:
         raise Refused(f"The PIN is locked for {max(1, round(left_s / 60))} more min, after {TRIES} wrong tries.")
 
 
+def _locked_on_pages(left_s: float) -> str:
+    return (
+        f"The PIN is locked on pages and for tokens for {max(1, round(left_s / 60))} more min, after {TRIES_AN_HOUR}"
+        " wrong tries within an hour. `ava approve` in a terminal of the server's own user still takes it."
+    )
+
+
+def _write_others(document: TOMLDocument, others: Mapping[str, _Tries], tried: Sequence[float]) -> None:
+    _table(document).update({"elsewhere": {name: list(each) for name, each in others.items()}, "tried": list(tried)})
+
+
 def _table(document: TOMLDocument) -> dict[str, Any]:
     return cast("dict[str, Any]", document[_TABLE])
 
@@ -182,10 +240,15 @@ def _read(entries: dict[str, Any], file: PrivateFile) -> _StoredPin | None:
             cost=(int(n), int(r), int(p)),
             tries=int(entry["tries"]),
             locked_until=float(entry["locked_until"]),
+            elsewhere={
+                str(name): _Tries(int(tries), float(until), float(last))
+                for name, (tries, until, last) in entry.get("elsewhere", {}).items()
+            },
+            tried=tuple(map(float, entry.get("tried", ()))),
         )
         if stored.cost != COST:  # no other was ever written; scrypt raises for some, and takes too long for others
             raise ValueError
-    except (KeyError, TypeError, ValueError, OverflowError):
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
         raise ConfigError(
             f"{file.path} is not as `ava pin set` writes it, so nothing can be approved. {file.remedy}"
         ) from None
@@ -201,6 +264,8 @@ def _entry(pin: str) -> dict[str, Any]:
         "cost": list(COST),
         "tries": 0,
         "locked_until": 0.0,
+        "elsewhere": {},
+        "tried": [],
     }
 
 

@@ -110,17 +110,22 @@ class Authority:
         """Check that a visitor has given their passkey or the PIN, whatever the policy is."""
         await self._check_proof(await self.proof(visitor), visitor, form, subject)
 
-    async def check_pin(self, pin: str) -> None:
+    async def check_pin(self, pin: str, visitor: Visitor | None) -> None:
+        """Check the PIN; wrong ones lock it for the visitor's token or session, or for all who sign in (None)."""
         if not pin:
             raise Refused(GIVE_PIN)
-        await anyio.to_thread.run_sync(self._pin.check, pin)
+        who = "sign-in"
+        if visitor is not None:
+            token = visitor.token
+            who = f"token {token.id}" if token is not None else f"session {visitor.session.hash[:16]}"
+        await anyio.to_thread.run_sync(self._pin.check, pin, who)
 
     async def _check_proof(self, needs: Needs, visitor: Visitor, form: Form, subject: Subject) -> None:
         signed, pin = form.one("passkey"), form.one("pin")
         if signed and not pin:
             await self.passkeys.check_use(visitor.user, visitor.session.hash, subject, signed)
         elif needs.pin and (pin or not needs.passkey):
-            await self.check_pin(pin)
+            await self.check_pin(pin, visitor)
         else:
             raise Refused(GIVE_EITHER if needs.pin else GIVE_PASSKEY)
 

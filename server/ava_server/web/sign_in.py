@@ -125,7 +125,7 @@ class SignIn:
         if signed := form.one("passkey"):
             await authority.passkeys.check_use(user, "", SIGN_IN, signed)
         else:
-            await authority.check_pin(form.one("pin"))
+            await authority.check_pin(form.one("pin"), None)
         return await anyio.to_thread.run_sync(lambda: self._site.sessions.open(user, terminal=True))
 
     async def _with_token(self, given: str) -> str | None:
@@ -287,7 +287,7 @@ class PasskeyPages:
         if not self._site.local or not await self._context.authority.pin_is_set():
             raise Refused(NO_PROOF)
         name = passkey_name(name)
-        await self._context.authority.check_pin(pin)
+        await self._context.authority.check_pin(pin, visitor)
         return name
 
     async def _page(self, request: Request, *, code: str = "", done: str = "", said: str = "") -> Response:

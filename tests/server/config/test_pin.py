@@ -21,7 +21,7 @@ from support.sample import sample
 
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.config import pin as pin_module
-from ava_server.config.pin import LOCKED_S, TRIES, PinFile
+from ava_server.config.pin import LOCKED_S, TRIES, TRIES_AN_HOUR, PinFile
 from ava_server.core.errors import BadInput, ConfigError, Refused
 
 RIGHT, WRONG = "73-otter-91", "73-otter-92"
@@ -159,6 +159,38 @@ def test_the_lockout_expires_and_allows_five_new_tries(
     while "locked for" in (now := answer(file, RIGHT)):
         assert time.monotonic() < deadline
     assert now == "taken", "without anybody's hand in the file"
+
+
+def test_wrong_pins_lock_who_gave_them_and_nobody_else(file: PinFile) -> None:
+    for _ in range(TRIES):
+        answer(file, WRONG, "session a")
+    assert "locked for 15 more min" in answer(file, RIGHT, "session a")
+    for other in ("session b", "token 7", pin_module.TERMINAL):
+        assert answer(file, WRONG, other) == "That is not the PIN; 4 tries are left."
+        assert answer(file, RIGHT, other) == "taken"
+    for _ in range(TRIES):
+        answer(file, WRONG)
+    assert "locked for 15 more min" in answer(file, RIGHT)
+    assert answer(file, RIGHT, "token 7") == "taken", "nor does the terminal lock pages"
+
+
+@pytest.mark.slow
+def test_thirty_wrong_pins_an_hour_lock_pages_and_tokens_and_never_the_terminal(
+    file: PinFile, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = time.time()
+    for number in range(TRIES_AN_HOUR):
+        if number % 5 == 0:
+            assert answer(file, RIGHT, "session 99") == "taken", "right ones do not count"
+        assert "left." in answer(file, WRONG, f"session {number // 3}")
+    for who in ("session 99", "session new", "token 7"):
+        assert "locked on pages and for tokens for" in answer(file, RIGHT, who)
+    assert len(entry(path)["tried"]) == TRIES_AN_HOUR
+    assert answer(file, WRONG) == "That is not the PIN; 4 tries are left."
+    assert answer(file, RIGHT) == "taken"
+    monkeypatch.setattr(time, "time", lambda: began + pin_module.HOUR_S + 60)
+    assert answer(file, RIGHT, "session new") == "taken"
+    assert set(entry(path)["elsewhere"]) == set(), "what is older than an hour is forgotten"
 
 
 def test_a_clock_set_back_cannot_extend_the_lockout_for_years(file: PinFile, path: Path) -> None:
@@ -434,10 +466,10 @@ pin.PinFile(Path(sys.argv[1])).check(sys.argv[2])
 """
 
 
-def answer(file: PinFile, pin: str) -> str:
+def answer(file: PinFile, pin: str, who: str = pin_module.TERMINAL) -> str:
     """What a try is answered."""
     try:
-        file.check(pin)
+        file.check(pin, who)
     except Refused as refused:
         return str(refused)
     return "taken"
