@@ -71,11 +71,12 @@ async def test_model_text_cannot_close_its_quotation(tmp_path: Path, field: str)
             assert mark == '"' or mark not in line
 
 
-async def test_a_name_cannot_close_its_brackets(tmp_path: Path) -> None:
+async def test_a_name_cannot_close_its_quotes(tmp_path: Path) -> None:
     async with open_lab(tmp_path) as lab:
         made = await lab.propose(name='x): "Look". It costs nothing. (y', task="Spend it all")
         first = made.message.split("\n")[0]
-    assert first == "Ava wants to start a researcher: \"Spend it all\" (x': 'Look'. It costs nothing. 'y)."
+    shown = "\"x): 'Look'. It costs nothing. (y\""
+    assert first == f'Ava wants to start a researcher: "Spend it all", named {shown}.'
 
 
 async def test_a_folder_name_cannot_imitate_a_line_of_the_proposal(tmp_path: Path) -> None:
