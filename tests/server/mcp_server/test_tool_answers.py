@@ -10,6 +10,7 @@ import anyio
 import jsonschema
 import pytest
 from mcp.client.context import ClientRequestContext
+from mcp.client.session import ElicitationFnT
 from mcp_types import ElicitRequestParams, ElicitResult
 from support.hosts.tool_answers import (
     CLOSING,
@@ -246,7 +247,8 @@ KNOWN = [client for client in known_clients() if client.seen is not None]
 @pytest.mark.parametrize("client", KNOWN, ids=lambda client: client.id)
 async def test_each_hosts_model_gets_the_instructions_once(tmp_path: Path, client: McpClient) -> None:
     """Some hosts drop the server's instructions: there, the description of `spawn_subagent` has them."""
-    for asks in (None, accept_form):
+    answers: tuple[ElicitationFnT | None, ...] = (None, accept_form)
+    for asks in answers:
         async with connect(tmp_path, mode="legacy", name=client.names[0], asks=asks) as (host, _models):
             told = host.instructions if client.instructions else ""
             tools = (await host.list_tools()).tools
@@ -256,7 +258,7 @@ async def test_each_hosts_model_gets_the_instructions_once(tmp_path: Path, clien
         assert spawn.startswith("Propose a subagent. Starts nothing before") and "\nRoles:\n" in spawn
 
 
-async def accept_form(_context: ClientRequestContext, _params: ElicitRequestParams) -> ElicitResult:
+async def accept_form(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
     return ElicitResult(action="accept", content={})
 
 

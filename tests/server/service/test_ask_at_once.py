@@ -202,7 +202,7 @@ async def test_an_answer_to_a_proposal_that_was_decided_meanwhile_changes_nothin
 def decides_elsewhere(at: Host, decision: str, then: Answering) -> Answering:
     """Return an answer before which somebody else decides."""
 
-    async def answers(shown: ElicitRequestFormParams) -> ElicitResult | ErrorData:
+    async def answers(shown: ElicitRequestFormParams) -> ElicitResult:
         at.person.answers = accept()  # to the question of the other call
         limits = spawn_limits(Settings(data_root=at.root), "")
         async with Store.open(at.root) as store:
@@ -212,9 +212,10 @@ def decides_elsewhere(at: Host, decision: str, then: Answering) -> Answering:
         approving = {"approving": [made.line]} if decision == "approve" else {}
         await at.client.call_tool("confirm_spawn", {"pending_ids": [run.pending_id], "decision": decision, **approving})
         answer = then(shown)
-        if not isinstance(answer, ElicitResult | ErrorData):
-            answer = await answer
-        return answer
+        if isinstance(answer, ElicitResult):
+            return answer
+        assert not isinstance(answer, ErrorData), "no host answers so here"
+        return await answer
 
     return answers
 

@@ -45,11 +45,12 @@ async def test_an_answer_without_a_submit_call_is_verified_too(tmp_path: Path) -
 @pytest.mark.parametrize("how", ["passed", "failed", "did not run to its end"])
 async def test_work_handed_over_at_a_cap_is_checked_once_and_stays_on_the_branch(tmp_path: Path, how: str) -> None:
     repository = project(tmp_path)
-    given = {
+    ways: dict[str, dict[str, Any]] = {
         "passed": {},
         "failed": {"verify": "false"},
         "did not run to its end": {"verify": "grep -q 'a - b' adding.py || sleep 60", "timeout": 6},
-    }[how]
+    }
+    given = ways[how]
     async with open_lab(tmp_path, make_calls(RIGHT)) as lab:
         result = await run_coder(lab, max_iterations=2, **given)
         checks = await lab.facts(result["subagent_id"], WorkChecked)
