@@ -37,7 +37,7 @@ from ava_server.runs.asking.extension import ExtensionLimits
 from ava_server.runs.asking.pending_questions import asked_of, decide_question
 from ava_server.runs.asking.question_kinds import Decider
 from ava_server.runs.record.claims import TAKEOVER_WITHIN_US, claim, hold, interrupt_runs, pause, resume
-from ava_server.runs.record.endings import cancel, end_for_owner, end_overdue, ending_events
+from ava_server.runs.record.endings import cancel, end_for_owner, end_overdue, ending_events, stop_paused
 from ava_server.runs.record.history import History
 from ava_server.runs.record.lifecycle import Cause, Situation, transition
 from ava_server.runs.record.result import RunResult, build_result
@@ -265,6 +265,7 @@ class SituationLog:
             "expire": lambda: approve(Approval((row.pending_id,), ("a wrong line",)), WHO, "host_call", LIMITS),
             "supersede": lambda: self.propose_again(row),
             "cancel": lambda: cancel(run_id, WHO, "enough", "person"),
+            "stop": lambda: stop_paused(run_id, WHO, "a step failed"),
             "claim": lambda: claim(run_id, HERE, WHO, GONE, SLOTS),
             "wait": lambda: self.wait(row, fence, about),
             "answer": lambda: self.answer_request(row) if about == "more" else self.answer_question(row),

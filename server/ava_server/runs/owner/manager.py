@@ -323,7 +323,7 @@ class Manager:
             plan = plans.get(row.plan_id or "")
             if overdue(row, plan, without_owner, now_us(), busy_us.get(row.id, 0)) is not None:
                 await self._end_overdue(row, without_owner)
-            elif row.state == QUEUED and row.cancel_seq is not None:  # given back by force after the cancel
+            elif row.state == QUEUED and row.cancel_seq is not None:  # no claim takes it
                 await self._end_cancelled(row)
             elif await self._may_take(row, gone):
                 free.append(row)

@@ -39,7 +39,7 @@ from ava_server.models.surcharges import pinned_at
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import RunConfig, StepConfig, StepInput, config_of
 from ava_server.run_config.run_cap import CAP_OF_ENDING
-from ava_server.runs.record.endings import cancel, end_waiting_steps, is_paused
+from ava_server.runs.record.endings import cancel, end_waiting_steps, is_paused, stop_paused
 from ava_server.runs.record.plan_moves import (
     Cancel,
     Finish,
@@ -533,7 +533,8 @@ def _size_of(texts: Sequence[Mapping[str, str]]) -> int:
 def advance(fence: Fence, who: Who, inputs: PlanInputs, new_id: Callable[[], str]) -> Command[Advanced]:
     """Do what a plan can do now, at most `MOST_STARTED` starts. Raises StaleOwner: it has another owner, or has ended.
 
-    What ends the plan's work takes its waiting runs out of the queue here, in the same transaction. A plan that was
+    What ends the plan's work takes its waiting runs out of the queue here, in the same transaction, and no claim takes
+    those that are paused. A plan that was
     cancelled does nothing more: its owner ends it.
     """
 
@@ -565,7 +566,9 @@ def advance(fence: Fence, who: Who, inputs: PlanInputs, new_id: Callable[[], str
                     assert run is not None, "a run of a plan is in the log"
                     if run.generation > 0:
                         cancels.append(move)
-                    if not is_paused(run):
+                    if is_paused(run):
+                        events += stop_paused(run.id, who, move.why)(view, now_us).events
+                    else:
                         events += cancel(run.id, who, move.why, "system")(view, now_us).events
         moved = bool(events or cancels)
         return Outcome(Advanced(moved=moved, doing=log.doing, cancels=tuple(cancels)), tuple(events))

@@ -248,6 +248,19 @@ def cancel_steps(view: View, plan: RunRow, reason: str, now_us: int, *, with_pau
     return tuple(cancels)
 
 
+def stop_paused(run_id: str, who: Who, reason: str) -> Command[None]:
+    """Ask for the end of a run that is paused: no claim takes it any more, and it ends once its work is kept."""
+
+    def command(view: View, now_us: int) -> Outcome[None]:
+        run = view.run(run_id)
+        if run is None or transition(run, "stop", situation(run, now_us)) is None:
+            return Outcome(None)
+        fact = CancelRequested(subagent_id=run.id, reason=reason, by="system")
+        return Outcome(None, (Event(who, fact, run_id=run.id),))
+
+    return command
+
+
 def is_paused(run: RunRow | StepRunRow) -> bool:
     """Tell whether a run has begun and was returned to the queue: it may have handed over or changed something."""
     return run.state == QUEUED and run.generation > 0

@@ -61,6 +61,7 @@ Cause = Literal[
     "expire",
     "supersede",
     "cancel",
+    "stop",
     "claim",
     "wait",
     "answer",
@@ -74,6 +75,7 @@ Cause = Literal[
 ]
 """What happens to a run.
 
+`stop`: it is paused, its plan is stopped, and its work is to be kept before it ends: until then no claim takes it.
 `wait`: its owner returns it to the queue because its provider takes no calls, or to ask a person for more or something
 about its task; or its log is being restored or imported, and it is held; or it is of a plan, its owner is gone,
 and only a person may resume it. `answer`: what it asked is answered.
@@ -122,6 +124,7 @@ _TABLE = (
     Transition("cancel", ("proposed", "expired"), "cancelled", (CancelRequested, *_CLOSED)),
     Transition("cancel", _QUEUED, "cancelled", (CancelRequested, *_ENDED)),
     Transition("cancel", RUNNING_SITUATIONS, RUNNING, (CancelRequested,), cancel_asked=False),
+    Transition("stop", _QUEUED, QUEUED, (CancelRequested,), cancel_asked=False),
     Transition("claim", ("queued",), RUNNING, (CostUpdate, RunClaimed), cancel_asked=False),
     Transition("claim", ("running here", "interrupted"), RUNNING, (CostUpdate, RunClaimed)),
     Transition("wait", ("running here",), QUEUED, (_WAIT_BEGINS,), cancel_asked=False),

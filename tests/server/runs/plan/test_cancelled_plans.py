@@ -18,10 +18,23 @@ from support.runs import plans
 from support.runs.tools import WaitingTool, offer_tool
 from support.runtime import PRICED, Lab, open_lab, submit, wait_for
 
-from ava_audit.events import CancelRequested, CostReserved, Event, Fence, RunClaimed, RunPaused, StepChanged, Who
+from ava_audit.events import (
+    CancelRequested,
+    CostReserved,
+    Event,
+    Fence,
+    RunClaimed,
+    RunEnded,
+    RunPaused,
+    StepChanged,
+    SubagentComplete,
+    Who,
+)
 from ava_audit.rows import RunRow
 from ava_roles.tool import ToolArgs, ToolContext, ToolOutput
 from ava_server.budget.user_limits import Slots
+from ava_server.core.ids import new_id
+from ava_server.runs.plan.plan import Advanced, advance
 from ava_server.runs.record.claims import claim
 from ava_server.runs.record.endings import cancel
 from ava_server.runs.record.history import History
@@ -210,6 +223,45 @@ async def test_one_transaction_takes_what_waits_out_of_the_queue_and_no_claim_ta
         ]  # fmt: skip
         assert len(await lab.facts(at_work, CancelRequested)) == 1
         assert await claimed(lab, paused) == "its plan was cancelled, or the plan's time is over"
+
+
+async def test_a_step_that_stops_the_plan_lets_no_claim_take_a_paused_run(tmp_path: Path) -> None:
+    steps = [plans.step("bad", "Look.", if_fails="stop"), plans.step("slow", "Look.")]
+    async with open_lab(tmp_path, config=CONFIG, runs=False, check=False) as lab:
+        proposal = await plans.propose(lab, steps)
+        await lab.approve(proposal)
+        plan_id = str(proposal.group_id)
+        assert isinstance(await claimed(lab, plan_id), RunRow)
+        for _ in range(3):
+            await advanced(lab, plan_id)
+        runs = {str(row.step): row.id for row in await plans.rows(lab, plan_id)}
+        for run_id in runs.values():
+            assert isinstance(await claimed(lab, run_id), RunRow)
+        slow = await lab.run(runs["slow"])
+        pause = RunPaused(not_before_us=1, why="the provider's limit", active_us=1)
+        await lab.write(Event(agent_of(slow), pause, fence=Fence(slow.id, 1)))
+        bad = await lab.run(runs["bad"])
+        complete = SubagentComplete(
+            status="error", summary="", tokens=0, cost_cents=0, duration=1, subagent_id=bad.id, result={}
+        )
+        for fact in (complete, RunEnded(status="error", stop_reason="it failed", active_us=1)):
+            await lab.write(Event(agent_of(bad), fact, fence=Fence(bad.id, 1)))
+
+        answer = await advanced(lab, plan_id)
+        assert [each.run_id for each in answer.cancels] == [slow.id], "whoever drives the plan keeps its work"
+        [asked] = await lab.facts(slow.id, CancelRequested)
+        assert asked.by == "system" and "failed, which stops the plan" in (asked.reason or "")
+        assert (await lab.run(slow.id)).state == "queued"
+        assert isinstance(await claimed(lab, slow.id), str), "no claim takes it"
+
+
+async def advanced(lab: Lab, plan_id: str) -> Advanced:
+    """Do what a plan can do now, as the instance that has claimed it."""
+    plan = await lab.run(plan_id)
+    inputs = lab.runtime.manager._plan_inputs
+    return await lab.store.do(
+        advance(Fence(plan_id, plan.generation), agent_of(plan), inputs, lambda: new_id("subagent_id"))
+    )
 
 
 async def claimed(lab: Lab, run_id: str) -> RunRow | str:
