@@ -34,13 +34,15 @@ class Surcharge:
     """A value that an answer may name, and the percent of the price at which its tokens are then billed.
 
     `account`: the account can have it by a setting of its own, so that a call may be billed so until an answer says
-    otherwise.
+    otherwise. `lapses`: the provider serves single calls at the standard all the same, so an answer that names that
+    does not say otherwise.
     """
 
     field: str
     value: str
     percent: int
     account: bool = False
+    lapses: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,16 @@ class _Row:
 
 @dataclass(frozen=True)
 class SurchargeTable:
-    """`surcharges.toml`: its rows in their order, the values at a model's own price, and what requests say."""
+    """`surcharges.toml`: its rows in their order, and what else it lists.
+
+    `standard`: the values at a model's own price. `pinned`: what requests say. `lapsing`: the fields in which a
+    standard value is no proof of what the account has chosen.
+    """
 
     rows: tuple[_Row, ...]
     standard: frozenset[str]
     pinned: tuple[_Row, ...]
+    lapsing: tuple[_Row, ...]
 
 
 @cache
@@ -101,6 +108,7 @@ def read_table(table: Mapping[str, Any]) -> SurchargeTable:
         rows=tuple(map(row, table["surcharge"])),
         standard=frozenset(table["standard"]),
         pinned=tuple(map(row, table["pinned"])),
+        lapsing=tuple(map(row, table["lapsing"])),
     )
 
 
@@ -144,9 +152,11 @@ def surcharges_of(base_url: str | None, model_id: str) -> tuple[Surcharge, ...]:
     names = _names_of(model_id)
     found: dict[tuple[str, str], Surcharge] = {}
     rows = [row for row in surcharge_table().rows if row.field != ADDRESS and row.has(names)]
+    lapsing = {row.field for row in surcharge_table().lapsing if row.is_for(host)}
     for row in rows:
         if row.is_for(host):
-            found.setdefault((row.field, row.value), Surcharge(row.field, row.value, row.percent, row.account))
+            lapses = row.account and row.field in lapsing
+            found.setdefault((row.field, row.value), Surcharge(row.field, row.value, row.percent, row.account, lapses))
     for row in rows:
         if row.models != ("*",):
             found.setdefault((row.field, row.value), Surcharge(row.field, row.value, row.percent))
@@ -167,13 +177,18 @@ def most_percent(
     """Return the highest percent of the price at which the account's next call may be billed; at least 100.
 
     `known`: what its answers have named by now, by field. What none has named may be the dearest that the account can
-    choose, but for fields that requests have themselves (`pinned`).
+    choose, but for fields that requests have themselves (`pinned`). Where a choice lapses for single calls, a standard
+    value counts as none.
     """
     percent = STANDARD
     fields = {one.field for one in surcharges if one.account} | known.keys()
+    lapsing = {one.field for one in surcharges if one.lapses}
     for field in sorted(fields):
-        if known.get(field):
-            highest = max(_percent_of(surcharges, field, value) for value in known[field])
+        values = set(known.get(field, ()))
+        if field in lapsing:
+            values -= surcharge_table().standard
+        if values:
+            highest = max(_percent_of(surcharges, field, value) for value in values)
         elif field in pinned:
             highest = STANDARD
         else:

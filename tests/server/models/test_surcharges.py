@@ -41,7 +41,7 @@ AZURE = "https://ours.openai.azure.com/openai/v1"
 def test_each_row_says_where_it_was_read_and_when() -> None:
     table = raw_table()
     assert table["surcharge"]
-    for row in (*table["surcharge"], *table["pinned"]):
+    for row in (*table["surcharge"], *table["pinned"], *table["lapsing"]):
         assert row["source"]
         assert isinstance(row["date"], datetime.date)
         assert set(row["hosts"]) <= table["hosts"].keys()
@@ -197,9 +197,13 @@ def test_a_call_is_booked_at_what_its_answer_names(
         (ANTHROPIC, "claude-haiku-4-5", {}, 100),
         (ANTHROPIC, "claude-3-haiku", {}, 100),
         (AZURE, "gpt-5.5", {}, 250),
-        (AZURE, "gpt-5.5", {"service_tier": {"default"}}, 100),
+        (AZURE, "gpt-5.5", {"service_tier": {"default"}}, 250),
+        (AZURE, "gpt-4.1", {"service_tier": {"default", "standard"}}, 175),
+        (AZURE, "gpt-6.1-sol", {"service_tier": {"default", "priority"}}, 200),
         (AZURE, "gpt-5-nano", {}, 100),
+        (AZURE, "gpt-5-nano", {"service_tier": {"default"}}, 100),
         (OPENAI, "gpt-6.1-sol", {}, 600),
+        (OPENAI, "gpt-6.1-sol", {"service_tier": {"default"}}, 600),
         (OPENAI, "gpt-6.1-sol", {"service_tier": {"flex"}}, 100),
         ("https://gateway.example/v1", "gpt-5.5", {}, 100),
         ("https://gateway.example/v1", "gpt-5.5", {"service_tier": {"priority"}}, 250),
@@ -212,7 +216,7 @@ def test_a_call_is_reserved_at_the_dearest_until_an_answer_has_named_it(
     price = at(base_url, model)
     assert dearest_price(price, known).output == 50 * percent
     pinned = pinned_at(base_url)
-    if pinned and not known:
+    if pinned and known in ({}, {"service_tier": {"default"}}):
         assert dearest_price(price, known, pinned).output == 5_000, "the request says it"
 
 

@@ -168,6 +168,30 @@ async def test_a_refused_tier_is_tried_once_without_it_at_the_dearest(
         assert [entry.cost_micros for entry in entries] == [0, *(2 * standard_micros(entry) for entry in entries[1:])]
 
 
+async def test_a_tier_that_is_refused_after_an_answer_that_named_it_is_reserved_at_the_dearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_this_machine(monkeypatch, "openai")
+    script = [Say(calls=READ, tier="default"), REFUSED, Say(calls=[DONE], tier="ultrafast")]
+    async with open_lab(tmp_path, script, **house("responses", GPT)) as lab:
+        run_id = await run_once(lab, max_cost_cents=900)
+        assert ["service_tier" in request.json for request in lab.server.requests] == [True, True, False]
+        assert await reserved_percents(lab, run_id) == [100, 100, 600]
+        assert not any(fact.overrun for fact in await lab.facts(run_id, CostUpdate))
+
+
+async def test_an_answer_at_the_standard_tier_does_not_lower_what_a_deployment_at_azure_reserves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_this_machine(monkeypatch, "azure")
+    script = [Say(calls=READ, tier="default"), Say(calls=[DONE], tier="priority"), hand_over()]
+    async with open_lab(tmp_path, script, **house("responses", GPT)) as lab:
+        run_id = await run_once(lab)
+        assert await reserved_percents(lab, run_id) == [200, 200]
+        assert not any(fact.overrun for fact in await lab.facts(run_id, CostUpdate))
+        assert await reserved_percents(lab, await run_once(lab)) == [200], "a later run, too"
+
+
 async def test_a_second_refusal_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_this_machine(monkeypatch, "openai")
     async with open_lab(tmp_path, [REFUSED, REFUSED], **house("responses", GPT)) as lab:
