@@ -22,7 +22,8 @@ from ava_server.models.model_choice import (
     provider_search,
     search_terms,
 )
-from ava_server.models.prices import UserPrice, reserve_micros
+from ava_server.models.prices import UserPrice, dearest_price, reserve_micros
+from ava_server.models.surcharges import pinned_at
 
 # -- which provider, and at what price ------------------------------------------------------------------------------
 
@@ -41,7 +42,8 @@ def test_the_price_of_a_search_is_its_fee_and_the_worst_case_of_its_tokens(name:
     models = ModelSettings(providers={name: Provider(api_key=KEY)})
     found = provider_search(name, name, models)
     assert found is not None and found.choice.name == f"{name}:{default_tiers()[name]['fast']}"
-    tokens = reserve_micros(found.choice.price, Bound(found.terms.prompt_tokens, found.terms.output_tokens))
+    dearest = dearest_price(found.choice.price, {}, pinned_at(found.choice.base_url))
+    tokens = reserve_micros(dearest, Bound(found.terms.prompt_tokens, found.terms.output_tokens))
     assert found.cost_micros == tokens + FORMATS[name].fee_micros
     assert FORMATS[name].fee_micros < found.cost_micros < 50_000
 

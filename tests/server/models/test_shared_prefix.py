@@ -24,6 +24,7 @@ from ava_server.models.http_clients import ClientPool
 from ava_server.models.model_choice import KNOWN_URLS, Choice
 from ava_server.models.prices import Price
 from ava_server.models.prompt_cache import prompt_cache_of
+from ava_server.models.providers import PROVIDERS
 
 LIST = {"type": "object", "properties": {"items": {"type": "array", "items": {"type": "string"}}}}
 STEPS: list[Mapping[str, Any]] = [
@@ -53,7 +54,7 @@ async def test_siblings_send_the_same_bytes_up_to_the_task(
 ) -> None:
     wire, model = WIRES[name]
     if "breakpoints" in name:
-        monkeypatch.setattr(factory, "_OPENAI", "127.0.0.1")
+        monkeypatch.setattr(factory, "provider_at", lambda _base_url: PROVIDERS["openai"])
     config = f'[providers.custom]\nwire = "{wire}"\n' + PRICED.replace("custom:test", f"custom:{model}")
     async with open_lab(tmp_path, does_its_step, config=config, env={"AVA_MODEL": model}) as lab:
         proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=STEPS)
