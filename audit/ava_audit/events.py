@@ -351,8 +351,8 @@ class StepRunQueued(Fact):
 
     `group_id` is the plan. `item` is the place of the run's item in the list of its step, from 1; None for a step of
     one run. `name` is the step, with the item. `earlier` has the runs whose results it may read, each with `id`, `role`
-    and `ending`. `least_micros` is the cost from which it can work, with its inputs. `leaves_micros` is what it leaves
-    of the plan's money to later steps.
+    and `ending`. `least_micros` is the cost from which it can work, with its inputs. `leaves` is what it leaves of the
+    plan's money to each of the later steps, in micro-USD.
     """
 
     text_fields = ("group_id", "name")
@@ -364,7 +364,7 @@ class StepRunQueued(Fact):
     name: str
     earlier: tuple[dict[str, str], ...] = ()
     least_micros: int = 0
-    leaves_micros: int = 0
+    leaves: dict[str, int] = Field(default_factory=dict)
 
 
 StepState = Literal["begun", "done", "failed", "skipped"]

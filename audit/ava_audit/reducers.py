@@ -295,8 +295,8 @@ def _step_run_queued(state: State, header: Header, fact: StepRunQueued) -> None:
         "context_from": [*approved.get("context_from", ()), *fact.earlier],
         "least_micros": fact.least_micros,
     }
-    if fact.leaves_micros:
-        config["leaves_micros"] = fact.leaves_micros
+    if fact.leaves:
+        config["leaves"] = fact.leaves
     state.runs.add(
         RunRow(
             id=fact.subagent_id,

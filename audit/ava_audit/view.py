@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from ava_audit.database import ALL_ROWS, Database, IndexQuery
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of
 from ava_audit.errors import StaleOwner
-from ava_audit.events import Event, Fence, SessionStart
+from ava_audit.events import Event, Fence, SessionStart, StepChanged
 from ava_audit.projections import RUNS, Projections
 from ava_audit.rows import (
     RUNNING,
@@ -385,6 +385,22 @@ class View:
         """Return the runs of a plan's steps, without their configurations, in the order in which they were queued."""
         sql = f"SELECT {_STEP_RUN} FROM runs WHERE plan_id = ? AND step IS NOT NULL ORDER BY queued_us, id"  # noqa: S608
         return [StepRunRow(*row) for row in self.select(sql, plan_id)]
+
+    def committed_by_step(self, plan_id: str, steps: Collection[str]) -> dict[str, int]:
+        """Return what the runs of these steps of a plan have spent and hold, in micro-USD, of each that is not over."""
+        left = set(steps)
+        for entry in self.entries(plan_id, 0, ("StepChanged",)):
+            if isinstance(entry.fact, StepChanged) and entry.fact.state != "begun":
+                left.discard(entry.fact.step)
+        committed = dict.fromkeys(sorted(left), 0)
+        if not committed:
+            return committed
+        names = tuple(committed)
+        columns = "step, cost_micros, wrap_micros, in_flight"
+        sql = f"SELECT {columns} FROM runs WHERE plan_id = ? AND step IN ({placeholders(names)})"  # noqa: S608
+        for step, cost, wrap, in_flight in self.select(sql, plan_id, *names):
+            committed[step] += cost + wrap + sum(int(call["micros"]) for call in calls_of(in_flight))
+        return committed
 
     def asking_runs(self, plan_id: str) -> list[RunRow]:
         """Return the runs of a plan's steps that wait for a person's answer, those first that asked first."""

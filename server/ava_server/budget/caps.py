@@ -16,6 +16,7 @@ from ava_audit.events import CostReserved, CostUpdate, Event, Fence, MoneyAwaite
 from ava_audit.rows import RunRow
 from ava_audit.units import day_of
 from ava_audit.view import Command, Outcome, T, View, loads
+from ava_server.budget.kept_parts import kept_micros
 from ava_server.budget.money_line import CapLeft, MoneyCapName, MoneyLine, MoneyWait, NoRoom, Patience
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import IN_PROCESS
@@ -150,15 +151,20 @@ def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[CapL
     config = config_of(run.config)
     day = day_of(now_us)
     limits: list[tuple[MoneyCapName, str, int]] = [("max_cost_cents", run.id, config.max_cost_micros)]
+    kept = 0
     if run.plan_id:
         plan = view.plan_caps(run.plan_id)
         if plan:
-            limits.append(("group_max_cost", run.plan_id, plan.cap_micros - config.leaves_micros))
+            kept = kept_micros(view, run)
+            limits.append(("group_max_cost", run.plan_id, plan.cap_micros - kept))
     limits.append(("user_daily_cents", user_scope(run.user_id, day), caps.user_micros))
     limits.append(("installation_daily_cents", installation_scope(day), caps.installation_micros))
     lefts: list[CapLeft] = []
     for name, scope, cap in limits:
-        left = cap - view.bucket(scope).committed + run.wrap_in(scope)
+        wrap = run.wrap_in(scope)
+        left = cap - view.bucket(scope).committed + wrap
+        if name == "group_max_cost":  # what is kept for later steps takes nothing of the last turn that the run holds
+            left = max(left, min(wrap, left + kept))
         lefts.append(CapLeft(name, scope, cap, left))
     return lefts
 

@@ -22,6 +22,7 @@ from ava_audit.events import MoneyAwaited
 from ava_audit.rows import RunRow
 from ava_audit.units import format_usd
 from ava_audit.view import MoneyHolder, View, loads
+from ava_server.budget.kept_parts import kept_micros
 
 MoneyCapName = Literal["max_cost_cents", "group_max_cost", "user_daily_cents", "installation_daily_cents"]
 
@@ -203,7 +204,19 @@ class MoneyLine:
 
     def _left_of(self, cap: CapLeft, other: MoneyHolder) -> int:
         """Return what is left of a shared cap for another run; what that holds for its own last turn counts."""
-        return cap.limit - self._view.bucket(cap.scope).committed + other.wrap_in(cap.scope)
+        limit = cap.limit
+        if other.wait is not None and other.wait["scope"] == cap.scope:  # each run leaves an amount of its own
+            limit = self._limit_of(other)
+        return limit - self._view.bucket(cap.scope).committed + other.wrap_in(cap.scope)
+
+    def _limit_of(self, other: MoneyHolder) -> int:
+        """Return the limit for which another run waits; that of a plan as it is now, without what is kept."""
+        assert other.wait is not None
+        plan = self._view.plan_caps(other.plan_id)
+        run = self._view.run(other.id)
+        if plan is None or run is None or other.wait["scope"] != plan.id:
+            return int(other.wait["limit"])
+        return plan.cap_micros - kept_micros(self._view, run)
 
     def _goes_next(self, other: MoneyHolder) -> bool:
         """Tell whether a waiter fits now, by what it waits for and by the caps that it shares with this run."""
@@ -218,7 +231,7 @@ class MoneyLine:
         wait = holder.wait
         assert wait is not None
         wrap = holder.wrap_in(wait["scope"])
-        left = int(wait["limit"]) - self._view.bucket(wait["scope"]).committed + wrap
+        left = self._limit_of(holder) - self._view.bucket(wait["scope"]).committed + wrap
         return _Waiter(holder.id, holder.order, int(wait["micros"]), int(wait["least"]), left, wrap)
 
     def _standstill_scopes(self, scope: str) -> frozenset[str] | None:

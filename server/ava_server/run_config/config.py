@@ -117,7 +117,7 @@ class RunConfig(BaseModel, frozen=True, extra="ignore"):  # a newer program may 
     max_output: int = 4096
     wrap_output: int = 1024  # most tokens of the wrap-up's answer
     least_micros: int = 0  # the cost cap from which it can work; no lower one is accepted
-    leaves_micros: int = 0  # of the plan's money, to the steps that come after a step over a list
+    leaves: dict[str, int] = {}  # micro-USD of the plan's money, by the steps that come after a step over a list
     start_micros: int = 0  # the most that its first call and its last one cost
     turn_micros: int = 0  # the most that each further call costs; 0 where none costs anything
     first_micros: int = 0  # what another agent's first call is likely to cost; 0 for a run of Ava's own

@@ -15,7 +15,7 @@ _ESTIMATES = {
     "input_bytes",
     "estimate",
     "least_micros",
-    "leaves_micros",
+    "leaves",
     "start_micros",
     "turn_micros",
     "first_micros",

@@ -36,7 +36,7 @@ from ava_server.service.access import Access
 from ava_server.service.run_tasks import RunTasks
 from ava_server.web.context import environment as templates
 
-SCHEDULES, LONG_SCHEDULES, BLOCKS = 150, 2_500, 40
+SCHEDULES, LONG_SCHEDULES, BLOCKS = 200, 2_500, 40
 CAME = (
     "granted", "waits", "asked again, nothing written", "gives way", "refused", "went with nothing in flight",
     "overrun", "dead", "settled", "pause", "midnight", "ended",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -60,7 +61,8 @@ DAY_US = 86_400_000_000
 START_US = 20_000 * DAY_US
 PRICE = Price(input=1_000, output=2_000, cache_read=100, cache_write=1_250, source="the test")
 GROUP = "G-0000001"
-
+NEVER_BEGUN = "never"
+"""A step of the plan to which money is left, and which does not begin."""
 
 STEPS = 30
 BY_SQL = 10
@@ -78,6 +80,7 @@ class Runner:
         least: The worst case of the smallest useful form of its calls.
         beside: It is another agent's, which makes several calls at once.
         last: Only its last turn is left.
+        leaves: What it leaves of its plan's money to later steps. Those that begin have one run, and its id.
     """
 
     id: str
@@ -96,6 +99,7 @@ class Runner:
     last: bool = False
     held: list[Reservation] = field(default_factory=list[Reservation])
     overrun: bool = False
+    leaves: dict[str, int] = field(default_factory=dict[str, int])
 
     @property
     def need(self) -> tuple[int, int]:
@@ -138,6 +142,10 @@ class Ledger:
         for scope in scopes:
             self.held[scope] -= micros
 
+    def kept(self, run: Runner) -> int:
+        """Return what a run leaves to others of its plan, which is theirs once they spend or hold it."""
+        return sum(max(micros - self.committed(later), 0) for later, micros in run.leaves.items())
+
     def committed(self, scope: str) -> int:
         return self.spent[scope] + self.held[scope]
 
@@ -151,6 +159,11 @@ class RowsInMemory(View):
     def money_holders(self) -> list[MoneyHolder]:
         values = attrgetter(*HOLDER_COLUMNS)
         return [holder_of(*values(row)) for row in self._rows.runs.cached if row.state == RUNNING]
+
+    def committed_by_step(self, plan_id: str, steps: Collection[str]) -> dict[str, int]:
+        rows = [row for row in self._rows.runs.cached if row.plan_id == plan_id and row.step in steps]
+        begun = {str(row.step): row.cost_micros + row.held_micros for row in rows}
+        return dict.fromkeys(steps, 0) | begun
 
 
 @dataclass
@@ -170,7 +183,7 @@ class MoneySchedule:
         self.days = DayCaps(chance.randint(80, 500), chance.randint(80, 700))
         self.plan_cap = chance.randint(60, 400)
         for number in range(chance.randint(2, 6)):
-            grouped = chance.random() < 0.3
+            grouped = chance.random() < 0.45
             call = chance.randint(5, 60)
             run = Runner(
                 id=f"S-{number:06x}",
@@ -184,6 +197,12 @@ class MoneySchedule:
                 beside=chance.random() < 0.25,
             )
             self.runs.append(run)
+        grouped_runs = [run for run in self.runs if run.group]
+        for place, run in enumerate(grouped_runs):
+            later = [each.id for each in grouped_runs[place + 1 :]]
+            for step in (*later, NEVER_BEGUN):
+                if chance.random() < 0.4:
+                    run.leaves[step] = chance.randint(1, 60)
 
     # -- the log ------------------------------------------------------------------------------------------------------
 
@@ -238,11 +257,11 @@ class MoneySchedule:
 
     def _begin(self, run: Runner) -> None:
         pending = run.id.replace("S-", "P-00")
-        made = config(run.cap, 10**6).model_dump(mode="json", exclude_none=True)
+        made = config(run.cap, 10**6).model_dump(mode="json", exclude_none=True) | {"leaves": run.leaves}
         self.write(
             run, SpawnProposed(pending_id=pending, subagent_id=run.id, digest="d", expires_us=2**60, config=made)
         )
-        step = None if run.group is None else "a_step"
+        step = None if run.group is None else run.id
         decided = SpawnDecided(pending_id=pending, decision="approved", digest="d", group_id=run.group, step=step)
         self.write(run, decided)
         self.write(run, RunClaimed(instance=run.id, generation=1, reason="start"))
@@ -431,6 +450,8 @@ class MoneySchedule:
         own = loads(row.wrap_scopes) or ()
         for scope, cap in self.caps(run).items():
             mine = row.wrap_micros if scope in own else 0
+            if scope == run.group:
+                cap -= self.ledger.kept(run)
             if sum(run.need) > cap - self.view.bucket(scope).committed + mine:
                 return False
         return not run.overrun

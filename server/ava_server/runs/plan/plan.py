@@ -149,7 +149,7 @@ class PlanLog:
         self._results: dict[str, dict[str, Any] | None] = {}
         self._progress = step_progress(view, plan.id)
         self._reused = {run.id for step in self.config.steps for run in step.reused}
-        self._leaves: dict[str, int] = {}
+        self._leaves: dict[str, dict[str, int]] = {}
         self._named: dict[str, Sequence[Named]] = {}  # what recent answers of each model have named, by account
 
     # -- the state ----------------------------------------------------------------------------------------------------
@@ -249,15 +249,15 @@ class PlanLog:
         user, day = self.plan.user_id, day_of(self._now_us)
         caps = self._inputs.caps(user)
         name = f"the plan's {format_usd(self.config.max_cost_micros)}"
-        leaves_micros = self._leaves_micros(step)
+        leaves_micros = sum(self._leaves_of(step).values())
         if leaves_micros:
             name = f"{name} without {format_usd(leaves_micros)} that is kept for later steps"
         yield name, self.plan.id, self.config.max_cost_micros - leaves_micros
         yield "the user's budget of the day", user_scope(user, day), caps.user_micros
         yield "the installation's budget of the day", installation_scope(day), caps.installation_micros
 
-    def _leaves_micros(self, step: StepConfig) -> int:
-        """Return what the runs of a step over a list leave of the plan's money to the steps that come after it.
+    def _leaves_of(self, step: StepConfig) -> dict[str, int]:
+        """Return what the runs of a step over a list leave of the plan's money to each step that comes after it.
 
         That is the least cost of these with their likely inputs. Of what was left when the step began, it is kept for
         as many of them as fit beside a run of the step.
@@ -266,16 +266,19 @@ class PlanLog:
             self._leaves[step.id] = self._find_leaves(step)
         return self._leaves[step.id]
 
-    def _find_leaves(self, step: StepConfig) -> int:
+    def _find_leaves(self, step: StepConfig) -> dict[str, int]:
         if step.foreach is None or step.config.free:
-            return 0
+            return {}
         before = all_needs(self.config.steps)[step.id]
         spent = sum(row.cost_micros for name in before for row in self.rows[name] if row.id not in self._reused)
         room = self.config.max_cost_micros - spent - step.config.least_micros
         kept = kept_steps(later_steps(self.config.steps, step, begun=self._progress), room)
-        least = sum(other.config.least_micros for other in kept)
-        inputs = sum(self.cost_of_inputs(other.config, self._likely_input_chars(other)) for other in kept)
-        return min(least + inputs, max(room, 0))
+        leaves: dict[str, int] = {}
+        for other in kept:
+            inputs = self.cost_of_inputs(other.config, self._likely_input_chars(other))
+            leaves[other.id] = min(other.config.least_micros + inputs, room)
+            room -= leaves[other.id]
+        return leaves
 
     def _likely_input_chars(self, step: StepConfig) -> int:
         """Return how many characters the runs before a step are likely to hand over to it."""
@@ -341,7 +344,7 @@ class PlanLog:
             name=name,
             earlier=tuple(earlier),
             least_micros=step.config.least_micros + self.cost_of_inputs(step.config, _size_of(inputs.texts)),
-            leaves_micros=self._leaves_micros(step),
+            leaves=self._leaves_of(step),
         )
         said = UserMessage(
             text=task,

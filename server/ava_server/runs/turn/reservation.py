@@ -568,9 +568,8 @@ def cap_words(reached: CapReached, request: CapRequest, run: ActiveRun) -> str:
         need = f"{format_usd(request.needs(reached.cap))}{run.surcharge_words}"
         left = f"{format_usd(reached.left)} is"
     others = "; other runs hold the rest" if reached.gives_way else ""
-    leaves_micros = config_of(log.run.config).leaves_micros
-    if reached.cap == "group_max_cost" and leaves_micros:
-        caps[reached.cap] += f" without {format_usd(leaves_micros)} that is kept for later steps"
+    if reached.cap == "group_max_cost" and config_of(log.run.config).leaves:
+        caps[reached.cap] += " without what is kept for later steps"
     return f"{caps[reached.cap]} was reached: {left} left, and the next call with the last one may cost {need}{others}"
 
 

@@ -41,7 +41,7 @@ async def test_a_step_over_a_list_leaves_money_for_the_steps_after_it(tmp_path: 
     assert "kept for later steps, and a run takes" in lines["read"]["why"]
     assert result["untrusted_result"]["output"] == {"check": "it is new"}
     assert bucket.spent_micros <= 800_000
-    assert all(config_of(row.config).leaves_micros > 0 for row in reads)
+    assert all(sum(config_of(row.config).leaves.values()) > 0 for row in reads)
 
 
 async def test_a_proposal_says_where_its_cap_keeps_no_money_for_later_steps(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ async def test_a_proposal_says_where_its_cap_keeps_no_money_for_later_steps(tmp_
         plan = await plans.approve(lab, proposal, state="partial")
         reads = [row for row in await lab.store.read(lambda view: view.plan_runs(plan.id)) if row.step == "read"]
         assert reads, "what is kept in vain would buy nothing"
-        assert all(config_of(row.config).leaves_micros == 0 for row in reads)
+        assert all(config_of(row.config).leaves == {} for row in reads)
 
 
 async def test_what_inputs_cost_is_reckoned_at_the_dearest_place_that_the_account_may_have(tmp_path: Path) -> None:
