@@ -173,8 +173,12 @@ def test_nothing_writes_the_values_listed_as_unused() -> None:
             )
 
 
+ACCOUNTS = "tests/server/runs/turn/test_account_prices.py"
 UNSET = {
+    ("RunPaused", "stands_us"): "where a plan's runs were interrupted: tests/server/runs/plan/test_interrupted_plan.py",
     ("ToolResult", "unread"): "where a tool did not finish: tests/server/runs/record/test_no_answer.py",
+    ("CostReserved", "no_tier"): "where a provider refuses the tier that it was asked for: " + ACCOUNTS,
+    ("CostUpdate", "account"): "where an account can have a tier or a place of its own: " + ACCOUNTS,
     ("ToolResult", "unknown"): "where a call that changes something was lost: tests/server/runs/origins/test_acts.py",
     ("SpawnDecided", "folded"): "where a person left a text folded: tests/system/test_cli_approve.py",
     ("UserMessage", "screen"): "where a person left a text folded: tests/system/test_cli_approve.py",

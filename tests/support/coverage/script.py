@@ -65,6 +65,7 @@ NOTE = Say(calls=[("scratchpad", {"note": "remember this"})])
 UNTAKEN = Fail(400, {"error": {"message": "messages.1.content.0: Invalid `signature` in `thinking` block."}})
 UNFIT = Fail(400, {"error": {"message": "no such argument", "code": "tool_use_failed", "failed_generation": "{}"}})
 UNNAMED = Fail(400, {"error": {"message": "Unsupported parameter: 'max_tokens' is not supported with this model."}})
+UNTIERED = Fail(400, {"error": {"message": "Unsupported service_tier: default", "param": "service_tier"}})
 ERRORS: dict[str, Sequence[Step]] = {
     "connection": [HangUp(), hand_over()],
     "auth": [Fail(401)],
@@ -76,7 +77,8 @@ ERRORS: dict[str, Sequence[Step]] = {
     "timeout": [Say("too late", gate=Gate()), hand_over()],
     "usage_limit": [Fail(402)],
     "thinking": [UNTAKEN, UNTAKEN],
-    "limit_name": [UNNAMED, hand_over()],
+    "limit_name": [UNNAMED, replace(hand_over(), tier="priority")],
+    "tier": [UNTIERED],
     "rejected": [UNFIT, hand_over()],
 }
 """What brings each kind of error that a model call can end in."""
