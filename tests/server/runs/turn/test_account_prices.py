@@ -172,7 +172,7 @@ async def test_a_tier_that_is_refused_after_an_answer_that_named_it_is_reserved_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_this_machine(monkeypatch, "openai")
-    script = [Say(calls=READ, tier="default"), REFUSED, Say(calls=[DONE], tier="ultrafast")]
+    script: list[Step] = [Say(calls=READ, tier="default"), REFUSED, Say(calls=[DONE], tier="ultrafast")]
     async with open_lab(tmp_path, script, **house("responses", GPT)) as lab:
         run_id = await run_once(lab, max_cost_cents=900)
         assert ["service_tier" in request.json for request in lab.server.requests] == [True, True, False]
