@@ -190,7 +190,7 @@ def _find_by_rule(text: str, looks: Looks, low: bytes | None, rule: _Rule) -> It
 def _find_in_rows(
     text: str, looks: Looks, low: bytes, literals: tuple[str, ...], statement: re.Pattern[str]
 ) -> Iterator[SecretSpan]:
-    """Find the values of columns with secrets, in the rows of `INSERT INTO t (…) VALUES` or `COPY t (…) FROM stdin`."""
+    """Find the values of columns with secrets, in the rows of INSERT and COPY statements."""
     places = PlacesBefore(text, literals, statement, low)
     judge = Verdicts(lambda name: Verdicts(lambda value: _is_cell(name, value)))
     start = 0

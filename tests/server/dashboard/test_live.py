@@ -146,7 +146,7 @@ async def test_a_proposals_pane_begins_with_price_and_reach(tmp_path: Path) -> N
     at = next(number for number, line in enumerate(lines) if line.startswith("  P-"))
     assert ", at most $0.50 and 10 min, expires " in lines[at]
     assert lines[at + 1] == f"  It can read {lab.workspace} and reach the web."
-    assert lines[at + 2] == '  Ava wants to start a researcher: "May it?" (new).'
+    assert lines[at + 2] == '  Ava wants to start a researcher: "May it?", named "new".'
     assert sum("It can read" in line for line in lines) == 1
 
 
