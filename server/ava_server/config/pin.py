@@ -147,9 +147,11 @@ class PinFile:
         """Count a try, and return the PIN with it, and when it was. Raises Refused: no PIN, or it is locked."""
         if not self.is_set:  # there may be no folder for the lock
             raise Refused(NONE_YET)
-        now = time.time()
+        now = 0.0
 
         def edit(document: TOMLDocument) -> None:
+            nonlocal now
+            now = time.time()  # once the file is held: a try that waited is not older than the lock
             stored = _read(document.unwrap(), self._file)
             if stored is None:
                 raise Refused(NONE_YET)
