@@ -52,6 +52,8 @@ def _covered(config: RunConfig) -> dict[str, Any]:
     )
     unchanged = {name for name, older_value in newer if getattr(config, name) == older_value}
     covered = config.model_dump(mode="json", exclude=_ESTIMATES | unchanged)
+    if not covered["price"]["surcharges"]:
+        del covered["price"]["surcharges"]
     for use in covered["foreign"].values():
         for tool in use["tools"].values():
             for newer_field in ("destroys", "idempotent"):

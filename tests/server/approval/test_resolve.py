@@ -250,7 +250,7 @@ def test_a_stored_configuration_reads_back_and_keeps_its_digest() -> None:
     assert digest(before, brief) == OF_AN_AGENT != digest(before.model_copy(update={"agent": "a"}), brief)
     stored = config.model_dump(mode="json", exclude_none=True)
     for name, value in STORED.items():
-        assert stored[name] == ({**stored[name], **value} if name == "coding" else value), name
+        assert stored[name] == ({**stored[name], **value} if name in ("coding", "price") else value), name
 
 
 def test_each_cap_of_a_configuration_is_an_argument_of_a_spawn_and_back() -> None:
