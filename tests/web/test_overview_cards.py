@@ -69,7 +69,10 @@ async def test_each_option_of_a_question_is_a_button_on_the_card_and_on_the_run(
         await lab.logged(run_id, "Asked")
         [card] = await cards(browser)
         assert buttons(card) == [*OPTIONS, "Other answer"]
-        assert QUESTION in card and card.count("EUR") == 2, "an option stands on its button alone"
+        question, _, rest = card.partition("Not from your task, in the options: ")
+        mark, _, choices = rest.partition("Choosing an option")
+        assert QUESTION in question and "EUR" not in question, "an option stands on its button alone"
+        assert mark.count("EUR") == 1 and choices.count("EUR") == 2, "and is marked once: no approved text has it"
         page = (await browser.get(f"/subagents/{run_id}")).text.partition('id="decide"')[2].partition("</section>")[0]
         assert [unescape(words) for words in re.findall(r'name="option"[^>]*>(.*?)</button>', page)] == OPTIONS
         answer = await browser.send("/", f"/subagents/{run_id}/message", option=OPTIONS[1])

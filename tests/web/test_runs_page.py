@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -363,7 +364,7 @@ async def test_a_plan_that_is_partly_done_says_in_words_and_once_what_is_missing
         head = page.partition('id="live"')[2].partition("</div>")[0]
         assert "1 of 2 steps done" in head and "tool call" not in head, "a plan has no turns and no calls of its own"
         result = page.partition('<section id="result"')[2].partition("</section>")[0]
-        assert result.count('incomplete: the step "total"') == 1 and "null" not in result
+        assert unescape(result).count('incomplete: the step "total"') == 1 and "null" not in result
 
 
 async def test_a_cancelled_run_says_once_that_its_cost_is_not_known(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ async def test_the_proposal_says_what_changes_where_and_which_command_verifies_i
         assert answer.decisions[0].status != "approved", "the line names what may be changed"
         question = await text_for_person(lab, made)
     for words in (
-        f"a worktree of its own of {repository}, from commit {head[:12]} ({branch})",
+        f'a worktree of its own of {repository}, from commit {head[:12]} (the branch "{branch}")',
         'may change only these paths: "adding.py", "odd, and free: yes".',
         "a new branch, ava/S-… after its id",
         "your checkout, its branch and its index stay as they are",

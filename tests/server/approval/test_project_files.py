@@ -156,7 +156,7 @@ async def test_each_step_of_a_plan_by_its_role(tmp_path: Path) -> None:
             {"id": "two", "role": "reader", "task": "Then {{one}}."},
         ]
         proposal = await lab.call("spawn_subagent", workspace=str(lab.workspace), steps=steps)
-        assert f"two: {TOLD}: AGENTS.md (0.1 kB)." in proposal.message
+        assert f'Step "two": {TOLD}: AGENTS.md (0.1 kB).' in proposal.message
         write(lab.workspace, {"AGENTS.md": "CHANGED\n"})
         await lab.approve(proposal)
         await lab.ended(proposal.group_id)

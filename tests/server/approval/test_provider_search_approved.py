@@ -54,7 +54,7 @@ async def test_auto_takes_the_provider_of_each_runs_own_model(tmp_path: Path) ->
         store_key(tmp_path, name)
     async with open_lab(tmp_path, [], env={"AVA_MODEL_BASE_URL": "", "AVA_MODEL": ""}, runs=False) as lab:
         for model, told in (
-            (None, "Its web searches go to Anthropic (anthropic:claude-haiku-5-5), at most $0.01802 each"),
+            (None, "Its web searches go to Anthropic (anthropic:claude-haiku-5-5), at most $0.018852 each"),
             ("openai:gpt-6.1-terra", "Its web searches go to OpenAI (openai:gpt-6-luna), at most $0.027032 each"),
         ):
             made = await lab.propose(role="researcher", task=TASK, workspace=None, model=model)
@@ -105,7 +105,7 @@ async def test_auto_approval_counts_the_searches_of_a_provider_in_its_ceilings(
 @pytest.mark.slow
 def test_the_doctor_names_the_provider_that_searches_and_its_price(tmp_path: Path) -> None:
     names: Sequence[tuple[str, str]] = (
-        ("ANTHROPIC_API_KEY", "Anthropic (anthropic:claude-haiku-5-5), at most $0.01802 each, included in its caps"),
+        ("ANTHROPIC_API_KEY", "Anthropic (anthropic:claude-haiku-5-5), at most $0.018852 each, included in its caps"),
         ("OPENAI_API_KEY", "OpenAI (openai:gpt-6-luna), at most $0.027032 each, included in its caps"),
         ("OPENROUTER_API_KEY", "OpenRouter (openrouter:anthropic/claude-haiku-5.5), at most $0.0"),
     )

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from support.approval.together import SECRET, approve_together, propose_two
 from support.log import Life, plan_events, write
+from support.runs import plans
 from support.runtime import PRICED, hand_over, open_lab
 
-from ava_audit.events import SpawnDecided
+from ava_audit.events import SpawnDecided, UserMessage
 from ava_audit.retention import erase_run
 from ava_audit.store.store import Store
 from ava_audit.totals import Period, decision_sums, run_sums, user_sums
@@ -72,7 +73,7 @@ async def test_money_and_starts_are_counted_once(tmp_path: Path) -> None:
         assert short is not None and short.left == 0, "two paid starts, and the free one does not count"
 
 
-async def test_a_plan_of_proposals_is_repeated_unless_a_task_would_become_a_reference(tmp_path: Path) -> None:
+async def test_a_plan_of_proposals_is_repeated_and_the_braces_of_a_task_are_no_reference(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()] * 4, config=PRICED) as lab:
         named = [await lab.propose(task=f"Part {name}", task_id=name) for name in ("one", "two")]
         first = await approve_together(lab, *named, last="2 subagents together, at most $1.00")
@@ -83,8 +84,11 @@ async def test_a_plan_of_proposals_is_repeated_unless_a_task_would_become_a_refe
         odd = [await lab.propose(task="What does {{researcher_2}} mean?"), await lab.propose(task="Plain")]
         second = await approve_together(lab, *odd, last="2 subagents together, at most $1.00")
         await lab.ended(second)
-        refused = await lab.call("spawn_subagent", retry_of=second, again=["researcher"])
-        assert refused.status == "failed" and odd[0].subagent_id in refused.message, refused.message
+        third = await lab.call("spawn_subagent", retry_of=second, again=["researcher"])
+        await lab.approve(third)
+        await lab.ended(third.group_id)
+        [task] = await lab.facts(await plans.run_of_step(lab, third.group_id, "researcher"), UserMessage)
+    assert task.text == "What does {{researcher_2}} mean?" and not task.inputs
 
 
 async def test_many_large_proposals_fit_into_one_plan(tmp_path: Path) -> None:

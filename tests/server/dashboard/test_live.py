@@ -267,7 +267,7 @@ async def test_enter_opens_a_run_with_task_steps_tools_cost_and_result_and_follo
         await pilot.press("down", "down", "enter")
         lines = await wait_until_shown(app, "nowhere.md: failed")
         text = "\n".join(lines)
-        assert re.match(r"researcher busy \(S-\w{6}\): running +\d\d:\d\d:\d\d$", lines[0])
+        assert re.match(r'researcher "busy" \(S-\w{6}\): running +\d\d:\d\d:\d\d$', lines[0])
         for words in (f"│ {LONG}", "Approved ", "Caps: at most $0.40", "Tools called: read_file 2", "Steps: turn 2"):
             assert words in text, words
         assert re.search(r"^Cost: \$0\.\d+ of \$0\.40$", text, re.MULTILINE)
@@ -277,7 +277,7 @@ async def test_enter_opens_a_run_with_task_steps_tools_cost_and_result_and_follo
         await wait_until_shown(app, "│ so")
         await pilot.press("escape", "end", "enter")
         lines = await wait_until_shown(app, "│ All is said.")
-        assert "researcher done" in lines[0]
+        assert 'researcher "done"' in lines[0]
 
 
 async def test_the_log_of_a_run_opens_from_both_screens_and_follows_new_entries(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ async def test_the_log_of_a_run_opens_from_both_screens_and_follows_new_entries(
         await pilot.press("escape", "enter")
         await wait_until_shown(app, "Asked ")
         await pilot.press("l")
-        await wait_until_shown(app, "Log of busy")
+        await wait_until_shown(app, 'Log of researcher "busy"')
         await pilot.press("escape", "escape")
         assert "busy" in selected_line(app)
 

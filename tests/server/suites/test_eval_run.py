@@ -9,9 +9,11 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast, get_args
 
 import pytest
+from support.approval.past_runs import stored_config
 from support.logs.store import runs_of
 from support.model_server import ModelServer, Say, run_model_server
 from support.runtime import PRICED, open_lab
@@ -266,9 +268,12 @@ def test_the_reason_of_a_shared_cap_begins_as_suites_and_estimates_expect() -> N
         turn=1, attempt=1, scopes=(), micros=5, wrap_micros=5, prompt_tokens=1, max_output=1, upto_seq=1,
         request_sha="",
     )  # fmt: skip
+    run = cast(
+        "Any", SimpleNamespace(surcharge_words="", log=SimpleNamespace(run=SimpleNamespace(config=stored_config())))
+    )
     for cap in get_args(CapName):
         if cap != "overrun":
-            words = cap_words(CapReached(cap, 1), CapRequest(fact, 1, 1), cast("Any", None))
+            words = cap_words(CapReached(cap, 1), CapRequest(fact, 1, 1), run)
             assert words.startswith(SHARED_CAPS) == (cap not in ("max_cost_cents", "max_tokens")), words
 
 

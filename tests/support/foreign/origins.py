@@ -89,8 +89,8 @@ def config(wait_s: int = 30) -> str:
     return f"{PRICED}\n[limits]\nquestion_wait_s = {wait_s}\n{stdio_server('good', 'mail')}"
 
 
-def send_mail(*to: str) -> Say:
-    return Say(calls=[(SEND, {"to": list(to), "body": "lunch"})])
+def send_mail(*to: str, body: str = "lunch") -> Say:
+    return Say(calls=[(SEND, {"to": list(to), "body": body})])
 
 
 async def mails_of(lab: Lab, run_id: str) -> list[ToolResult]:

@@ -60,7 +60,8 @@ async def test_a_person_is_asked_with_the_value_and_its_source_and_only_they_can
     tmp_path: Path, word: str
 ) -> None:
     write_role(tmp_path / "data", ALL)
-    async with open_lab(tmp_path, reads_and_obeys(send_mail(EVIL), send_mail(EVIL)), config=config()) as lab:
+    script = reads_and_obeys(send_mail(EVIL), send_mail(EVIL, body="about lunch"))
+    async with open_lab(tmp_path, script, config=config()) as lab:
         run_id = await start_guest(lab)
         await lab.logged(run_id, "Asked")
         [asked] = await lab.facts(run_id, Asked)

@@ -63,7 +63,7 @@ async def test_an_approval_drops_steps_with_what_needs_them(tmp_path: Path) -> N
         proposal = await plans.propose(lab)
         changes = {proposal.pending_id: {"caps": {"max_cost_cents": 60}, "drop": ["read"]}}
         confirmed = await lab.approve(proposal, changes=changes)
-        assert "dropped read, write" in confirmed.message
+        assert 'dropped the steps "read", "write"' in confirmed.message
         plan = await lab.ended(proposal.group_id)
         assert plan.state == "success"
         rows = await plans.rows(lab, plan.id)
@@ -74,7 +74,7 @@ async def test_a_step_that_failed_says_why(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Fail(400)], config=PRICED) as lab:
         plan = await plans.finish(lab, [plans.step("look", "Look around.")], state="error")
         [line] = (await lab.result(plan.id))["steps"]
-        assert line["why"] == "without a usable result: look (error: the model failed)", line
+        assert line["why"] == 'without a usable result: the step "look" (error: the model failed)', line
 
 
 def test_two_amounts_that_look_the_same_are_not_rounded() -> None:
@@ -88,8 +88,8 @@ def test_two_amounts_that_look_the_same_are_not_rounded() -> None:
 def test_what_is_not_done_of_a_step_counts_what_never_began() -> None:
     runs: dict[RunShown, int] = {"done": 4, "not done": 5}
     step = StepView("read", "researcher", (), "running", 20, 0, Counter({**runs, "queued": 2}), 0)
-    assert step.line == "read: running, 4 of 20 done, 5 without a result, 2 queued"
-    assert replace(step, state="done", runs=Counter(runs)).line == "read: done, 4 of 20 done, 16 not done"
+    assert step.line == 'Step "read": running, 4 of 20 done, 5 without a result, 2 queued'
+    assert replace(step, state="done", runs=Counter(runs)).line == 'Step "read": done, 4 of 20 done, 16 not done'
 
 
 async def test_a_proposal_warns_that_notes_in_memory_can_leave(tmp_path: Path) -> None:

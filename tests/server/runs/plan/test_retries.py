@@ -83,8 +83,9 @@ async def test_of_a_list_that_is_partly_done_the_other_items_run(tmp_path: Path)
         assert [(line["step"], line["runs"], line["not_done"]) for line in result["steps"]] == [
             ("find", 1, 0), ("read", 2, 0), ("write", 1, 0),
         ]  # fmt: skip
-        [results] = await plans.inputs(lab, second.group_id, "write")
-    assert "core is new" in results["text"] and "web is gone" in results["text"]
+        items = await plans.inputs(lab, second.group_id, "write")
+    text = "\n".join(each["text"] for each in items)
+    assert len(items) == 3 and "core is new" in text and "web is gone" in text
 
 
 async def test_the_mark_of_each_earlier_run_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
