@@ -68,15 +68,19 @@ class ThreeBegun:
         stuck: The call of a tool in which the first one is.
         fails: The gate behind which the second one fails.
         waits: The gate behind which the third one waits.
+        silent: Nothing is answered any more.
     """
 
     def __init__(self, stuck: Call) -> None:
         self.stuck = stuck
         self.fails, self.waits = Gate(), Gate()
+        self.silent = False
         self._first_calls = 0
 
     def __call__(self, request: dict[str, Any]) -> Step:
         """Answer a request by how many runs have begun before."""
+        if self.silent:
+            return Say("late", gate=self.waits)
         if any(message["role"] == "assistant" for message in request["messages"]):
             return submit("it was stopped")
         self._first_calls += 1
@@ -192,7 +196,8 @@ async def test_a_step_that_stops_the_plan_starts_no_waiting_run(tmp_path: Path) 
 
 
 async def test_a_plan_whose_time_is_over_starts_no_waiting_run(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=CONFIG) as lab, begun(lab, TOOL, timeout=6) as (plan_id, _model):
+    async with open_lab(tmp_path, config=CONFIG) as lab, begun(lab, TOOL, timeout=6) as (plan_id, model):
+        model.silent = True  # else a run hands in before its time is over, and its slot is free in time
         plan = await lab.ended(plan_id)
         assert "the plan's time is over" in (plan.stop_reason or "")
         caps = await lab.store.read(lambda view: view.plan_caps(plan_id))
