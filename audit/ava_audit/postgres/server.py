@@ -226,10 +226,11 @@ class PostgresDatabase:
             self._pipeline.__enter__()
             conn.execute("BEGIN")
             conn.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
-            cursor = conn.execute(cast("LiteralString", STATE), known[:1])
+            cursor = conn.execute(STATE, known[:1])
             if ask is not None:
                 ask()
-            state = LogState(*cursor.fetchone() or ("", 0, None, None, None))
+            row = cursor.fetchone()
+            state = LogState(*row) if row is not None else LogState("", 0, None, None, None)
             if not self._place.has(state, known):
                 self.rollback()
                 self._place.meet(self.open())

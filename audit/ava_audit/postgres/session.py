@@ -7,7 +7,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any, LiteralString, NamedTuple, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn
 
 import psycopg
 from psycopg.adapt import Loader
@@ -127,7 +127,7 @@ class LogPlace:
             return
         self.refuse_moved()
         known = self.newest
-        row = conn.execute(cast("LiteralString", _MEETS), known[:1]).fetchone()
+        row = conn.execute(_MEETS, known[:1]).fetchone()
         if row is None:  # somebody may be restoring it
             raise psycopg.errors.UndefinedTable("there is no log in the Postgres database")
         is_replica, *found = row

@@ -44,14 +44,14 @@ def read_html(html: str, url: str) -> WebPage:
     """
     if html.count("<") > _MAX_TAGS:
         page = read_page_text(html[:_HUGE_CHARS], url)
-        notes = ["it is very large: this is its beginning, without headings and links", *_gaps(page)]
-        return WebPage(page.text[:PAGE_CHARS], page.title or None, note="; ".join(notes))
+        gaps = ["it is very large: this is its beginning, without headings and links", *_gaps(page)]
+        return WebPage(page.text[:PAGE_CHARS], page.title or None, note="; ".join(gaps))
     page = read_page_text(html, url)
     article = WebPage("", note=_ONLY_WORDS)
     if has_extra("documents"):
         article = load("documents").read_article(page.html, url)
     text = article.text
-    notes = []
+    notes: list[str] = []
     if article.note:
         notes.append(article.note)
     if len(text) < SHORT_CHARS:

@@ -152,9 +152,9 @@ class AgentWork:
                     text = AGAIN
                     if not resumed:
                         text = self._first_message()
-                    with clock.limit(max(work_s - took, 0.0), max(plan_s - took - wrap_s, 0.0)):
+                    with clock.limit(max(work_s - took, 0.0), max(plan_s - took - wrap_s, 0.0)) as turns:
                         result = await self._turns(agent, text)
-                    if result is None:
+                    if turns.cancelled_caught:
                         result = await self._wrap_up(agent, cap)
             if self._usage:
                 shown = {name: value for name, value in self._usage.items() if isinstance(value, int | float)}

@@ -534,7 +534,7 @@ def price_text(price: Price) -> str:
 def _table(costs: Costs) -> Iterable[str]:
     """Yield the head, a row for each attempt at a turn, and their sums."""
     tries = Counter(attempt.turn for attempt in costs.attempts)
-    sums = dict.fromkeys(_TOKENS, 0)
+    sums: dict[str, int] = dict.fromkeys(_TOKENS, 0)
     yield _row(*_HEAD)
     for attempt in costs.attempts:
         turn = f"{attempt.turn}"
@@ -545,7 +545,7 @@ def _table(costs: Costs) -> Iterable[str]:
             cost, share = format_usd(attempt.micros), _share(attempt.micros, costs.micros)
         tokens = ["-"] * len(_TOKENS)
         if attempt.usage is not None:
-            counts = {name: getattr(attempt.usage, name) for name in _TOKENS}
+            counts: dict[str, int] = {name: getattr(attempt.usage, name) for name in _TOKENS}
             tokens = [str(count) for count in counts.values()]
             for name, count in counts.items():
                 sums[name] += count

@@ -418,7 +418,7 @@ class _Table:
         names_client = width >= NARROW and any(one.client for one, _summary in proposals)
         id_name = () if asks else ("proposal",)
         price_at = 2 + len(id_name)
-        cells_of = [("", "", *id_name, "at most", "can", "asked by" if names_client else "")]
+        cells_of: list[tuple[str, ...]] = [("", "", *id_name, "at most", "can", "asked by" if names_client else "")]
         for number, (one, summary) in enumerate(proposals, 1):
             cells_of.append(self._cells(number, one, summary))
         heads = aligned(cells_of, right=(price_at,))

@@ -31,7 +31,7 @@ LEAST_BAR = 10
 WHOSE_CHARS, MOST_TROUBLE = 12, 3
 NARROW = 50
 """Below so many columns, a budget is two figures."""
-_BAD = ("fault", "warning")
+_BAD: tuple[State, ...] = ("fault", "warning")
 _HEALTH = {"fault": "bold red", "warning": "yellow", "note": "", "ok": "green"}
 _STATE_INDENT, _TITLE = 10, 12
 _IN_FULL = ("delivery", "workers")
@@ -131,11 +131,10 @@ class Page:
     def health_lines(self, *, short: bool = False) -> Iterator[Text]:
         """A short line has the worst state and a word on each."""
         if short:
-            state: State = "ok"
-            bad = [finding.state for finding in self.health if finding.state in _BAD]
-            if bad:
-                state = min(bad, key=WORST_FIRST.index)
             by_state = sorted(self.health, key=lambda one: WORST_FIRST.index(one.state) if one.state in _BAD else 9)
+            state: State = "ok"
+            if by_state and by_state[0].state in _BAD:
+                state = by_state[0].state
             words = "".join(f" · {_works(finding)}" for finding in by_state if finding.short)
             yield joined(("Health: ", "bold"), (state, _HEALTH[state]), words)
             return

@@ -219,9 +219,10 @@ def refuse_secrets(data: Mapping[str, Any], origin: str) -> None:
 
 def _provider_of_key(path: tuple[str, ...]) -> str:
     """Return the provider to which a key among the settings seems to belong, for `ava key set`."""
+    *_tables, name = path
     if path[0] == "providers" and len(path) > 2:
         return path[1]
-    return re.sub(r"[_-]?(?:api)?[_-]?(?:key|token|secret)\Z", "", path[-1].lower()) or "PROVIDER"
+    return re.sub(r"[_-]?(?:api)?[_-]?(?:key|token|secret)\Z", "", name.lower()) or "PROVIDER"
 
 
 def _looks_like_key(value: object) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import anyio
@@ -87,7 +87,9 @@ class RunLog:
         What an error says that the call used is believed where it lies within the reservation. `account` is the mark of
         the account that was billed.
         """
-        named = reported.named if reported is not None else {}
+        named: Mapping[str, str] = {}
+        if reported is not None:
+            named = reported.named
         if isinstance(reported, ModelError) and within_reservation(
             price, held, reported.usage, reported.cost_micros, named
         ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import anyio
 
@@ -51,7 +52,8 @@ def faults_in(facts: Mapping[str, object]) -> dict[str, str]:
     told = facts.get(FAULTS)
     if not isinstance(told, Mapping):
         return {}
-    return {str(queue): one_line(str(why), LONGEST_FAULT) for queue, why in told.items()}
+    reasons = cast("Mapping[object, object]", told)
+    return {str(queue): one_line(str(why), LONGEST_FAULT) for queue, why in reasons.items()}
 
 
 def missing_in(facts: Mapping[str, object]) -> frozenset[str]:
@@ -59,7 +61,7 @@ def missing_in(facts: Mapping[str, object]) -> frozenset[str]:
     told = facts.get(MISSING)
     if not isinstance(told, list):
         return frozenset()
-    return frozenset(str(queue) for queue in told)
+    return frozenset(str(queue) for queue in cast("list[object]", told))
 
 
 @dataclass
