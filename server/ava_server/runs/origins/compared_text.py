@@ -69,6 +69,8 @@ def words_of_value(plain: str) -> set[str]:
     A sign that separates words is a part of the word beside it where it begins or ends the value.
     """
     words = _SPLIT.split(plain)
+    if not any(words):
+        return {plain}
     if not words[-1]:
         words[-2:] = [plain[plain.rindex(words[-2]) :]]
     if not words[0]:

@@ -74,7 +74,7 @@ def test_signs_at_the_end_of_a_word_of_the_task_are_no_part_of_it(value: str) ->
     [
         ":main", "main:", "main.", "main,", ",main", ";main", "main;", "main |", "|main", "(main)", "'main'", "`main`",
         "<bob@example.org>", "bob@example.org.", "main!", "!main", "main?", "..main", "main..", "main：", "。main",
-        "Q3 main;", "Q3, (main)", ", ; main", "「main」", "main…", "Q3 :main", "[main]", "{main}",
+        "Q3 main;", "Q3, (main)", ", ; main", "「main」", "main…", "Q3 :main", "[main]", "{main}", "，", "、。", "：",
     ],
 )  # fmt: skip
 def test_signs_around_a_value_are_a_part_of_it(value: str) -> None:
