@@ -81,6 +81,79 @@ def test_signs_around_a_value_are_a_part_of_it(value: str) -> None:
     assert [argument for argument, _source in doubts_of(origins_after(INBOX, task=SIGNS), to=value)] == ["to"]
 
 
+TITLES = "Meet Ann on the Northgate account; 松本さんとの面談、预算会议"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "Meet Ann: Northgate account", "Northgate account - Ann", "Ann – Northgate", "Northgate — Ann",
+        "面談（松本さん）", "【面談】松本さん", "松本さん・面談", "Ann「面談」",
+    ],
+)  # fmt: skip
+def test_signs_between_the_words_of_a_title_are_no_part_of_them(value: str) -> None:
+    assert doubts_of(origins_after(INBOX, task=TITLES), to=value) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "Ann:", "Ann :Northgate", "Ann:Northgate", "- Ann", "Ann -", "Ann -Northgate", "Ann -- Northgate", "-f Ann",
+        "（Ann）", "【面談】", "「Ann」", "（-f）Ann", "Ann（:Northgate）", "Ann・", "・Ann", "—Ann", "Ann (Northgate)",
+        "Ann（Northgate", "Northgate）Ann", "—", "（）", "・・",
+    ],
+)  # fmt: skip
+def test_other_signs_in_a_title_are(value: str) -> None:
+    assert doubts_of(origins_after(INBOX, task=TITLES), to=value) == [("to", "")]
+
+
+@pytest.mark.parametrize(
+    ("task", "value"),
+    [
+        ("３名で会議室を予約", 3),
+        ("家賃８５，０００円を振り込んで", 85000),
+        ("１２：３０に会議", "12:30"),
+        ("12：30开会", "12:30"),
+        ("从账户1，250元", 250),
+        ("احجز ٣ ليال", 3),
+        ("ＡＢＣ商事にメール", "ABC商事"),
+        ("ＡＢＣ商事にメール", "ＡＢＣ商事"),
+        ("チケットＡ－１２を閉じて", "A-12"),
+        ("＃総務 に投稿", "#総務"),
+        ("折扣15％以内", "15%"),
+        ("买电池（5号）", "电池(5号)"),
+        ("电池(5号)加到清单", "电池（5号）"),
+        ("Find Ann’s plan", "Ann's plan"),
+        ("Find Ann's plan", "Ann’s plan"),
+        ("Find the Q1–Q2 plan", "Q1-Q2 plan"),
+        ("Take the train Lisbon–Porto", "Lisbon"),
+        ("账号6222-0000-8841，备注房租", "622200008841"),
+        ("계좌 110-234-567890으로", "110234567890"),
+    ],
+)
+def test_a_value_of_the_task_counts_in_the_signs_of_another_keyboard(task: str, value: Any) -> None:
+    assert doubts_of(origins_after(INBOX, task=task), to=value) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "value"),
+    [
+        ("推送分支：main", ":main"),
+        ("Push main", "ｍａｉｎ"),
+        ("Write to bob@example.org", "ｂｏｂ@example.org"),
+        ("支付１，２５０元", 250),
+        ("从账户1，250元", 1250),
+        ("支付１，２５０元", "250"),
+        ("账号6222-0000-8841-99，备注房租", "622200008841"),
+        ("付1234年5678元", "12345678"),
+        ("Use Q1–Q2", "-Q2"),
+        ("Pay 1200–1350 euros", 12001350),
+    ],
+)
+def test_a_sign_in_another_width_makes_no_other_value_of_the_task(task: str, value: Any) -> None:
+    assert doubts_of(origins_after(task=task), to=value) == [("to", "")]
+
+
 def test_a_value_split_over_two_results_is_not_approved() -> None:
     parts = (result("mcp__lab__inbox", "mallory@"), result("mcp__lab__contacts", "evil.example"))
     assert doubts_of(origins_after(*parts), to=EVIL) == [("to", "")]
