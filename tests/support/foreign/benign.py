@@ -1,4 +1,4 @@
-"""The ordinary tasks of `tests/data/benign_tasks.toml`, and what a person would be asked in each."""
+"""The ordinary tasks of `tests/data/benign_tasks*.toml`, and what a person would be asked in each."""
 
 from __future__ import annotations
 
@@ -67,9 +67,27 @@ class BenignTask:
 
 
 def play_benign_tasks() -> list[BenignTask]:
-    """Return each task with what a person would be asked, who says yes each time."""
-    file = tomllib.loads((REPOSITORY / "tests" / "data" / "benign_tasks.toml").read_text("utf-8"))
+    """Return each task of ours with what a person would be asked, who says yes each time."""
+    file = _read("benign_tasks.toml")
     return [_play(task, file["rules"]) for task in file["task"]]
+
+
+def play_blind_tasks(*, all_lines: bool) -> list[BenignTask]:
+    """Return each task by somebody who had not seen the rules, as `play_benign_tasks` does, by the rules of ours.
+
+    Args:
+        all_lines: Whether the role also has the lines that single tasks of ours have.
+    """
+    ours = _read("benign_tasks.toml")
+    rules = dict(ours["rules"])
+    if all_lines:
+        for task in ours["task"]:
+            rules |= task.get("rules", {})
+    return [_play(task, rules) for task in _read("benign_tasks_blind.toml")["task"]]
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads((REPOSITORY / "tests" / "data" / name).read_text("utf-8"))
 
 
 def _play(task: Mapping[str, Any], rules: Mapping[str, str]) -> BenignTask:
