@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ava_roles.wrap import one_line
+from ava_roles.wrap import list_names, one_line
 
 QUOTES = dict.fromkeys(map(ord, '"“”„‟«»＂″‴‶〝〞〟❝❞ʺ˝״⹂🙶🙷🙸'), "'")
 """Characters that a reader may take for the end of a quotation."""
@@ -33,7 +33,4 @@ def named_all(kind: str, names: Sequence[str], most: int) -> str:
 
 def quote_names(names: Sequence[str], most: int) -> str:
     """`"find", "read" and 3 more`, where what they are has been said."""
-    shown = ", ".join(map(quote_name, names[:most]))
-    if len(names) > most:
-        return f"{shown} and {len(names) - most:,} more"
-    return shown
+    return list_names([quote_name(name) for name in names], most)
