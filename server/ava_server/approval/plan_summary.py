@@ -208,7 +208,7 @@ def _unkept(config: RunConfig) -> Iterator[str]:
         if len(kept) < len(later):
             takes = step.config.least_micros + sum(other.config.least_micros for other in later)
             yield (
-                f'While the runs of the step "{step.id}" work, the plan\'s cap keeps no money for'
+                f"While the runs of {named('step', step.id)} work, the plan's cap keeps no money for"
                 f" {len(later) - len(kept)} of {counted(len(later), 'step')} after it, which may not start:"
                 f" with a cap of {format_usd(takes)} it does."
             )
@@ -340,7 +340,8 @@ def _done_lines(config: RunConfig) -> list[str]:
 
 def again_lines(config: RunConfig) -> list[str]:
     """Return a line for each step of which an earlier plan has runs that do not count again: why that is so."""
-    return [f'The step "{step.id}" runs again: {step.again_why}.' for step in config.steps if step.again_why]
+    again = [step for step in config.steps if step.again_why]
+    return [f"The step {quote_name(step.id)} runs again: {step.again_why}." for step in again]
 
 
 def reused_lines(config: RunConfig, now_us: int) -> list[str]:
