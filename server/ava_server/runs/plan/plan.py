@@ -29,6 +29,7 @@ from ava_roles.wrap import clean, one_line
 from ava_server.approval.kept_money import all_needs, kept_steps, later_steps
 from ava_server.approval.proposals import brief_of, project_of, spawn_fact
 from ava_server.approval.steps import ITEM, replace_references
+from ava_server.budget.kept_parts import kept_of_plan
 from ava_server.budget.recent_calls import Named, recent_calls
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import AGENT
@@ -249,10 +250,10 @@ class PlanLog:
         user, day = self.plan.user_id, day_of(self._now_us)
         caps = self._inputs.caps(user)
         name = f"the plan's {format_usd(self.config.max_cost_micros)}"
-        leaves_micros = sum(self._leaves_of(step).values())
-        if leaves_micros:
-            name = f"{name} without {format_usd(leaves_micros)} that is kept for later steps"
-        yield name, self.plan.id, self.config.max_cost_micros - leaves_micros
+        kept = kept_of_plan(self.view, self.plan.id, self._leaves_of(step))
+        if kept:
+            name = f"{name} without {format_usd(kept)} that is kept for later steps"
+        yield name, self.plan.id, self.config.max_cost_micros - kept
         yield "the user's budget of the day", user_scope(user, day), caps.user_micros
         yield "the installation's budget of the day", installation_scope(day), caps.installation_micros
 
