@@ -9,3 +9,5 @@ data, cleaned before a model or a person sees it.
 
 BUILT_IN_SOURCE = "built in"
 """Where a role comes from that is shipped with Ava; the source of any other is its file."""
+BUILT_IN = ("web_crawler", "code_reviewer", "data_extractor", "researcher", "coder", "custom")
+"""The roles that are shipped with Ava; no other role has such a name."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from ava_roles import BUILT_IN_SOURCE
+from ava_roles import BUILT_IN, BUILT_IN_SOURCE
 from ava_roles.errors import AccessRefused, RoleFileError, ToolFailed, UnknownRole
 from ava_roles.role import (
     MAX_FILE_CHARS,
@@ -35,7 +35,6 @@ from ava_roles.sandbox.path_access import EntryKind, NotRegular, read_small
 from ava_roles.sandbox.paths import Root
 from ava_roles.wrap import clean, one_line
 
-BUILT_IN = ("web_crawler", "code_reviewer", "data_extractor", "researcher", "coder", "custom")
 MAX_FILES: Final = 200
 """In one folder; each file is read at every proposal."""
 MAX_FOLDERS: Final = 50
@@ -395,7 +394,7 @@ class Catalog:
                 problems += faults_of(file)
                 continue
             if role.name in roles:
-                reason = f"the name {role.name} is taken ({roles[role.name].source}); rename this role"
+                reason = f'the name "{role.name}" is taken ({roles[role.name].source}); rename this role'
                 problems.append(Remark(file.source, reason))
             else:
                 roles[role.name] = role
@@ -423,7 +422,7 @@ class Catalog:
             if untrusted.name == name:
                 raise UnknownRole(f'the role "{name}" is not used: {untrusted.why}; {untrusted.what_to_do}')
         shown_name = one_line(name, 64)
-        message = f'no role "{shown_name}"; known: {", ".join(sorted(self.by_name))}'
+        message = f'no role "{shown_name}"; known: {", ".join(map(_name_in_list, sorted(self.by_name)))}'
         close = self._closest(shown_name)
         if close:
             message += f'; did you mean "{close}"?'
@@ -473,6 +472,10 @@ def _untrusted(file: RoleFile, *, changed: bool) -> UntrustedFile:
     except RoleFileError as error:
         return UntrustedFile(stem, file, changed, None, Remark.of(error))
     return UntrustedFile(role.name, file, changed, role)
+
+
+def _name_in_list(name: str) -> str:
+    return name if name in BUILT_IN else f'"{name}"'
 
 
 def _plain(name: str) -> str:

@@ -80,7 +80,10 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
 
 
 SERVER_NAME = re.compile(r"[A-Za-z0-9](?:_?[A-Za-z0-9-]){0,31}")
-"""The form of an MCP server's name; two `_` in a row would make `mcp__server__tool` ambiguous."""
+"""The form of an MCP server's name; two `_` in a row would make `mcp__server__tool` ambiguous.
+
+Nothing in it closes the quotation marks that it has in every sentence.
+"""
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from support.tool_examples import EXAMPLES, HERE, must_list
 
-from ava_roles.catalog import BUILT_IN, Catalog, Folder, check
+from ava_roles import BUILT_IN
+from ava_roles.catalog import Catalog, Folder, check
 from ava_roles.errors import UnknownRole
 from ava_roles.role import COMMON_TOOLS, RESEARCH_TOOLS
 
@@ -153,7 +154,7 @@ def test_a_file_cannot_replace_a_built_in_role(tmp_path: Path) -> None:
     catalog = Catalog.load([there])
     assert catalog.get("coder").source == "built in"
     [problem] = catalog.problems
-    assert problem.text == "roles/other.md: the name coder is taken (built in); rename this role"
+    assert problem.text == 'roles/other.md: the name "coder" is taken (built in); rename this role'
 
 
 def test_the_first_folder_wins_and_a_duplicate_name_is_reported(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_the_first_folder_wins_and_a_duplicate_name_is_reported(tmp_path: Path) 
     theirs = folder(tmp_path / "theirs", pirate=text("Theirs."))
     catalog = Catalog.load([mine, theirs])
     assert catalog.get("pirate").description == "Mine."
-    assert catalog.problems[0].text == "theirs/pirate.md: the name pirate is taken (mine/pirate.md); rename this role"
+    assert catalog.problems[0].text == 'theirs/pirate.md: the name "pirate" is taken (mine/pirate.md); rename this role'
 
 
 def test_treats_missing_folders_as_empty(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ async def test_a_silent_server_delays_a_run_only_until_its_deadline(
     servers = RunMcpServers({"lab": entry("silent")}, {}, await means(tmp_path))
     async with anyio.create_task_group() as tasks:
         with anyio.fail_after(20):
-            assert await servers.start(tasks) == "the MCP server lab did not answer within 1 s"
+            assert await servers.start(tasks) == 'the MCP server "lab" did not answer within 1 s'
             await servers.end()
 
 

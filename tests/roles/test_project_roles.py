@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ava_roles.catalog import BUILT_IN, Catalog, Folder
+from ava_roles import BUILT_IN
+from ava_roles.catalog import Catalog, Folder
 from ava_roles.errors import UnknownRole
 
 PIRATE = "---\ndescription: Says arr.\n---\nArr.\n"

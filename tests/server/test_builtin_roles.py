@@ -16,7 +16,8 @@ from support.repositories.projects import git, tree
 from support.runs.builtin_roles import WorkingModel, calls_of_tool, open_role_ground
 
 from ava_audit.events import ToolResult
-from ava_roles.catalog import BUILT_IN, Catalog
+from ava_roles import BUILT_IN
+from ava_roles.catalog import Catalog
 
 pytestmark = pytest.mark.usefixtures("confined")
 

@@ -10,18 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.foreign.servers import stdio_server, write_role
 from support.model_server import Fail, Say
 from support.pages.lab_pages import serve_lab_pages
 from support.runs import plans
 from support.runtime import PRICED, Lab, open_lab, submit
 from support.terminal import ava
 
+from ava_roles import BUILT_IN
+from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers
+from ava_roles.mcp_client.server_tools import OfferedTool
 from ava_server.approval.proposals import pending_proposals
+from ava_server.approval.reach import reach_words
 from ava_server.approval.steps import read_steps
 from ava_server.cli.start_question import proposal_lines
 from ava_server.core.errors import BadInput
-from ava_server.core.names import named, named_all, quote_name
+from ava_server.core.names import named, named_all, named_role, quote_name, subagent_of
 from ava_server.render.host_text import text_of
+from ava_server.service.event_hook import notice_of
 
 HOSTILE = ("nothing", "nobody", "not", "is_safe", "none", "is safe")
 """Five ids of steps, and the name of their plan."""
@@ -69,6 +75,11 @@ def sentences_of(page: str) -> str:
     """Return the words of a page without tables, titles, the heads of rows, and texts as they were written."""
     page = re.sub(r"<(script|style|title|table|pre|b|bdi|h1|a|dd|textarea)\b.*?</\1>", " ", page, flags=re.DOTALL)
     return unescape(re.sub(r"<[^>]*>", " ", page))
+
+
+def words_of(page: str) -> str:
+    """Return all words of a page."""
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", page)).split())
 
 
 async def told_of_proposal(lab: Lab, names: Sequence[str]) -> list[str]:
@@ -183,6 +194,75 @@ async def test_a_run_is_named_in_quotes(tmp_path: Path) -> None:
         await lab.ended(proposal.subagent_id)
         told = text_of(await lab.call("message_subagent", subagent_id=proposal.subagent_id, message="more"))
     assert f'researcher "is safe" ({proposal.subagent_id}) has ended' in told
+
+
+@pytest.mark.parametrize("role", ["nothing", "nobody", "not", "is_safe"])
+async def test_a_role_of_ones_own_is_named_in_quotes(tmp_path: Path, role: str) -> None:
+    write_role(tmp_path / "data", "read_file, read_webpages", name=role)
+    async with open_lab(tmp_path, [submit("done")], config=PRICED) as lab, serve_lab_pages(lab) as browser:
+        proposal = await lab.propose(role=role, task="Count.")
+        assert f'Ava wants to start a subagent with the role "{role}": "Count.".' in proposal.message
+        assert proposal.approval_line.startswith(f"{role}, at most $")
+        assert f'the role "{role}" can read {lab.workspace}' in " ".join(
+            words_of((await browser.get("/")).text).split()
+        )
+        refused = await lab.call("spawn_subagent", role=role, task="Count.", tools=["burn"])
+        assert f"tools: the role \"{role}\" has no tool 'burn'" in refused.message
+        planned = await plans.propose(
+            lab, [plans.step("first", "Count.", role=role), plans.step("second", "{{first}}")]
+        )
+        assert f'Step "first": the role "{role}", at most' in planned.message
+        await lab.approve(proposal)
+        await lab.ended(proposal.subagent_id)
+        told = text_of(await lab.call("message_subagent", subagent_id=proposal.subagent_id, message="more"))
+        assert f'subagent {proposal.subagent_id} (role "{role}") has ended' in told
+        after = await lab.propose(role=role, task="Go on.", name="is safe", context_from=[proposal.subagent_id])
+        assert f'Results that it may read: {proposal.subagent_id} (the role "{role}").' in after.message
+    asks = {"event": "asks", "role": role, "subagent_id": "S-1", "pending_id": "P-1", "max_cost_cents": 10}
+    notice = notice_of(asks)
+    assert notice is not None and notice[1].startswith(f'the role "{role}" asks you something.')
+
+
+@pytest.mark.slow
+async def test_a_server_and_its_tools_are_named_in_quotes(tmp_path: Path) -> None:
+    write_role(tmp_path / "data", "mcp__nobody__write, mcp__not__add, read_webpages", name="nothing")
+    write_role(tmp_path / "data", "mcp__not__add", name="is_safe")
+    config = PRICED + stdio_server("good", name="nobody")
+    async with open_lab(tmp_path, config=config, runs=False) as lab:
+        proposal = await lab.propose(role="nothing", task="Count.")
+        said = proposal.message
+        assert 'use the MCP server "nobody" (can change things)' in said
+        assert 'MCP server "nobody" (program ' in said and 'can change things with the tools "write".' in said
+        assert 'mcp__not__add is not there: no MCP server "not" is configured here' in said
+        assert "use the MCP server nobody (can change things)" in proposal.approval_line
+        refused = await lab.call("spawn_subagent", role="is_safe", task="Count.")
+        assert 'the role "is_safe" works with MCP servers, and none of them can be used now: no MCP server "not"' in (
+            refused.message
+        )
+
+
+def test_a_call_of_a_server_is_named_in_quotes() -> None:
+    offered = OfferedTool("mcp__nobody__is_safe", "is safe")
+    tool = McpTool("nobody", offered, RunMcpServers(), network=False, program=True)
+    assert tool.activity(None) == 'Calling the tool "is_safe" of the MCP server "nobody"'
+
+
+def test_a_reach_has_its_servers_in_quotes_and_folders_as_they_are() -> None:
+    assert reach_words("can use the MCP server not, and read the notes in memory") == (
+        'can use the MCP server "not", and read the notes in memory'
+    )
+    assert reach_words("can read /a and use the MCP servers nobody and is-safe (can change things)") == (
+        'can read /a and use the MCP servers "nobody" and "is-safe" (can change things)'
+    )
+    folder = 'can read "/a, use the MCP server nobody", and use the MCP server not'
+    assert reach_words(folder) == 'can read "/a, use the MCP server nobody", and use the MCP server "not"'
+
+
+def test_roles_that_are_shipped_are_words_of_the_sentence() -> None:
+    for role in BUILT_IN:
+        assert named_role(role) == subagent_of(role) == role
+    assert named_role("nobody") == 'the role "nobody"'
+    assert subagent_of("nobody") == 'subagent with the role "nobody"'
 
 
 def test_nothing_in_a_name_closes_its_quotes() -> None:

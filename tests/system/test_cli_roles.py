@@ -91,7 +91,7 @@ def test_shows_a_role_with_its_file_and_the_prompt_of_a_subagent(root: Path) -> 
         "mine  (roles of the data root/mine.md)",
         "tools: read_file, search_codebase, run_bash, ",
         "not here: web_search",
-        "timeout of role mine is 7,200, and lowered to the hard cap of 3,600",
+        'timeout of the role "mine" is 7,200, and lowered to the hard cap of 3,600',
         "may use the secrets: TOKEN",
         "means nothing here, and is ignored: hooks, tools: TodoWrite",
         "The file:\n\n---\nname: mine",
@@ -176,7 +176,7 @@ def test_check_accepts_files_and_folders_and_rejects_a_built_in_name(root: Path,
     assert ".claude/agents/strict.md:6: color: Ava does not use this key" in screen
     assert "Only the built-in role files are read here." in run(root, "check", cwd=tmp_path)
     screen = run(root, "check", ".claude/agents", "gone.md", cwd=tmp_path, code=1)
-    assert ".claude/agents/coder.md: the name coder is taken (built in); rename this role" in screen
+    assert '.claude/agents/coder.md: the name "coder" is taken (built in); rename this role' in screen
     assert ".claude/agents/README.md:1: a role file begins with a line `---`" in screen
     assert "gone.md: cannot be read (there is no such file)" in screen
     assert "4 role files checked: 3 cannot be used." in screen
@@ -356,10 +356,10 @@ def test_an_agent_file_is_shown_and_added_after_a_yes(root: Path, tmp_path: Path
     file = tmp_path / "strict.md"
     file.write_text(REVIEWER)
     assert "a person has to agree at a terminal" in run(root, "add", str(file), code=10)
-    code, screen = adds(root, file, ("strict-reviewer? [y/N]", "n"))
+    code, screen = adds(root, file, ('the role "strict-reviewer"? [y/N]', "n"))
     assert (code, "Nothing was added." in screen) == (10, True)
     assert not (root / "roles" / "strict-reviewer.md").exists()
-    code, screen = adds(root, file, ("strict-reviewer? [y/N]", "y"))
+    code, screen = adds(root, file, ('the role "strict-reviewer"? [y/N]', "y"))
     assert code == 0 and "left out: color, hooks, tools: TodoWrite" in " ".join(screen.split())
     assert (root / "roles" / "strict-reviewer.md").read_text() == REVIEWER
     assert "strict-reviewer" in names(root, tmp_path)
@@ -397,7 +397,7 @@ def test_a_skill_is_shown_and_added_after_a_yes_and_the_pin(root: Path, tmp_path
         "---\nname: otters\ndescription: Counts otters.\nallowed-tools: Read Task\n---\nX.\n"
     )
     PinFile(root / "secrets" / "approval.toml").set(PIN)
-    code, screen = adds(root, folder, ("skill otters? [y/N]", "y"), ("PIN", PIN))
+    code, screen = adds(root, folder, ('skill "otters"? [y/N]', "y"), ("PIN", PIN))
     shown = " ".join(screen.split())
     assert code == 0, screen
     assert "asks for these tools, which its roles must have: read_file" in shown

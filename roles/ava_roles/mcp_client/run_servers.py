@@ -132,7 +132,7 @@ class RunMcpServers:
         async def start_one(name: str) -> None:
             started = await self._ensure_started(name)
             if started.fault:
-                faults[name] = f"the MCP server {name} {started.fault}"
+                faults[name] = f'the MCP server "{name}" {started.fault}'
                 return
             for tool in self._approved.get(name, ()):
                 change = _describe_change(tool, started.offers)
@@ -154,7 +154,7 @@ class RunMcpServers:
         started = await self._ensure_started(server)
         connection = started.connection
         if connection is None:
-            raise ToolFailed(f"The MCP server {server} {started.fault or 'is not there'}.")
+            raise ToolFailed(f"{_named(server)} {started.fault or 'is not there'}.")
         change = _describe_change(tool, started.offers)
         if change is not None:
             raise ToolFailed(f"Not called: {change}.")
@@ -168,12 +168,12 @@ class RunMcpServers:
                 return ToolOutput(f"The MCP server refused it: {error.message}", success=False)
             failed: Exception = error
         except ToolFailed as error:
-            raise ToolFailed(f"The MCP server {server} {error}.") from error
+            raise ToolFailed(f"{_named(server)} {error}.") from error
         except Exception as error:
             failed = error
         connection.state.ended = True  # the next call starts it again
         why = describe_failure(failed, connection.state)
-        text = f"The MCP server {server} {why}. What it did with this call is not known."
+        text = f"{_named(server)} {why}. What it did with this call is not known."
         raise ToolFailed(text, unknown=True) from failed
 
     async def end(self) -> None:
@@ -200,7 +200,7 @@ class RunMcpServers:
             if started is not None and started.is_alive:
                 return started
             if self._ended or self._tasks is None:
-                raise ToolFailed(f"The MCP server {name} is ended with its run.")
+                raise ToolFailed(f"{_named(name)} is ended with its run.")
             if self._starts.get(name, 0) >= MAX_STARTS:
                 why = f"has ended {MAX_STARTS} times"
                 if started is not None and started.fault:
@@ -236,6 +236,10 @@ class RunMcpServers:
             started.connection = None
             started.ready.set()
             started.done.set()
+
+
+def _named(server: str) -> str:
+    return f'The MCP server "{server}"'
 
 
 def _describe_change(approved: OfferedTool, offers: Mapping[str, OfferedTool]) -> str | None:
@@ -286,7 +290,8 @@ class McpTool:
 
     def activity(self, args: Any) -> str:
         """The arguments can be anything, so none are shown."""
-        return f"Asking {self._server}: {self.spec.name.removeprefix(f'mcp__{self._server}__')}"
+        tool = self.spec.name.removeprefix(f"mcp__{self._server}__")
+        return f'Calling the tool "{tool}" of the MCP server "{self._server}"'
 
     async def __call__(self, args: Any, at: ToolContext) -> ToolOutput:
         assert isinstance(args, McpToolArgs)

@@ -11,6 +11,7 @@ from ava_roles.mcp_client.server_tools import OfferedTool, ServerEntry, covers, 
 from ava_roles.role import Role
 from ava_roles.tool import Tool
 from ava_server.core.errors import Refused, ToolMissing
+from ava_server.core.names import named_role
 from ava_server.run_config.parts import ForeignDefinition, ForeignUse
 
 MOST_TOOLS = 64
@@ -122,8 +123,8 @@ class McpScope:
             return
         why = "; ".join(dict.fromkeys(self.absent[name] for name in foreign))
         raise ToolMissing(
-            f"{self.role.name} works with MCP servers, and none of them can be used now: {why}. Try again in half a"
-            " minute, since a server may be slow the first time; `ava doctor` shows each",
+            f"{named_role(self.role.name)} works with MCP servers, and none of them can be used now:"
+            f" {why}. Try again in half a minute, since a server may be slow the first time; `ava doctor` shows each",
             foreign[0],
         )
 
@@ -138,7 +139,9 @@ class McpScope:
         why = self.absent.get(need)
         if why is None:
             raise excluded(self.role, need)
-        raise ToolMissing(f"{self.role.name} needs {need}, and {why}; see `ava doctor`, or use another role", need)
+        raise ToolMissing(
+            f"{named_role(self.role.name)} needs {need}, and {why}; see `ava doctor`, or use another role", need
+        )
 
     def uses(self, tools: Sequence[str]) -> dict[str, ForeignUse]:
         """Return, by server, what a person approves: its address or program, its rights, and its tools' definitions."""
@@ -170,7 +173,8 @@ class McpScope:
 
 
 def excluded(role: Role, need: str) -> Refused:
-    return Refused(f"{role.name} needs {need}, which the call excludes; keep it in tools and out of blocked_tools")
+    who = named_role(role.name)
+    return Refused(f"{who} needs {need}, which the call excludes; keep it in tools and out of blocked_tools")
 
 
 def _find_tools(
@@ -179,9 +183,9 @@ def _find_tools(
     """Return the tools that a role's pattern or name brings, or why it brings none."""
     server = server_of(word)
     if entry is None or listing is None:
-        return [], f"no MCP server {server} is configured here ([mcp_servers.{server}] in config.toml)"
+        return [], f'no MCP server "{server}" is configured here ([mcp_servers.{server}] in config.toml)'
     if listing.fault:
-        return [], f"the MCP server {server} {listing.fault}"
+        return [], f'the MCP server "{server}" {listing.fault}'
 
     matching: list[OfferedTool] = []
     for tool in listing.tools:
@@ -193,11 +197,11 @@ def _find_tools(
         if read_only:
             return read_only, ""
         return [], (
-            f"no such tool of the MCP server {server} says that it only reads;"
+            f'no such tool of the MCP server "{server}" says that it only reads;'
             " a role has to name a tool that can change things in full"
         )
     if not matching:
-        return [], f"the MCP server {server} has no such tool"
+        return [], f'the MCP server "{server}" has no such tool'
     if matching[0].fault:
         return [], matching[0].fault
     return matching[:1], ""

@@ -18,7 +18,7 @@ from ava_roles.tool import ToolSpec
 from ava_roles.wrap import list_names
 from ava_server.approval.kept_money import kept_steps, later_steps
 from ava_server.approval.plain_text import TASK_CHARS, named_path, one_line, plain_line, quoted, task_excerpt
-from ava_server.approval.reach import RunReach, reach, reaches_out, reads_memory, sees_files
+from ava_server.approval.reach import RunReach, reach, reach_words, reaches_out, reads_memory, sees_files
 from ava_server.approval.steps import ITEM, references, unfilled
 from ava_server.approval.summary import (
     ATTENTION,
@@ -36,7 +36,7 @@ from ava_server.approval.summary import (
     reach_rows,
 )
 from ava_server.core.ids import IN_PROCESS
-from ava_server.core.names import named, named_all, quote_name, quote_names
+from ava_server.core.names import named, named_all, named_role, quote_name, quote_names
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import RunConfig, StepConfig
 from ava_server.run_config.run_cap import caps_text
@@ -238,8 +238,8 @@ def _title(config: RunConfig) -> str:
 
 def _where_line(config: RunConfig) -> str:
     if any(sees_files(step.config) for step in config.steps):
-        return f"Together they {config.reach}."
-    return f"Together they {config.reach}; they cannot read your files."
+        return f"Together they {reach_words(config.reach)}."
+    return f"Together they {reach_words(config.reach)}; they cannot read your files."
 
 
 def _copy_lines(config: RunConfig) -> list[str]:
@@ -476,7 +476,7 @@ def step_rows(config: RunConfig, brief: Brief) -> list[str]:
 
 
 def step_row(step: StepConfig, brief: Brief) -> str:
-    row = f"Step {quote_name(step.id)}: {step.config.role}"
+    row = f"Step {quote_name(step.id)}: {named_role(step.config.role)}"
     if not step.new_runs:
         row += ", done before"
     elif step.foreach is not None:
@@ -553,7 +553,7 @@ def _folded_steps(steps: Sequence[StepConfig]) -> str:
     line = f"Step {quote_name(first.id)}"
     if len(steps) > 1:
         line = f"Steps {quote_name(first.id)} to {quote_name(steps[-1].id)} ({len(steps)} steps)"
-    line += f": {first.config.role}"
+    line += f": {named_role(first.config.role)}"
     if not first.new_runs:
         line += ", done before"
     elif first.foreach is not None:

@@ -28,7 +28,7 @@ from ava_server.approval.decide import FoldedScreen, PersonAnswer, Shown
 from ava_server.approval.outcomes import closed_proposal
 from ava_server.approval.plain_text import TASK_CHARS, quoted
 from ava_server.approval.plan_summary import StepSummary, step_summary
-from ava_server.approval.reach import POWERS, powers
+from ava_server.approval.reach import POWERS, powers, reach_words
 from ava_server.approval.shown import approval_line, proposal_message, proposal_rows
 from ava_server.approval.summary import (
     WHOLE_CHARS,
@@ -43,7 +43,7 @@ from ava_server.approval.summary import (
 from ava_server.budget import user_limits
 from ava_server.budget.user_limits import DayCaps, installation_scope, user_scope
 from ava_server.core.ids import AGENT
-from ava_server.core.names import named
+from ava_server.core.names import named, named_role
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import RunConfig, config_of
 from ava_server.run_config.digest import digest
@@ -371,6 +371,12 @@ class ProposalSummary(BaseModel):
     name: str = ""
     steps: tuple[StepSummary, ...] = ()
 
+    @property
+    def who(self) -> str:
+        """The role for a sentence, with what it goes without."""
+        role, blank, lacks = self.role.partition(" ")
+        return f"{named_role(role)}{blank}{lacks}"
+
 
 class WholeText(BaseModel):
     """A text of a proposal, of which a screen shows only the beginning until it is asked for more.
@@ -517,7 +523,7 @@ def _summary(config: RunConfig, brief: Brief, rows: Sequence[SummaryRow]) -> Pro
         model=config.model,
         limits=f"{cost}, {minutes(config.timeout_s)}",
         task=quoted(brief.task, TASK_CHARS),
-        reach=config.reach,
+        reach=reach_words(config.reach),
         powers=_powers(config),
         warnings=warnings(rows),
         name=config.name or "",

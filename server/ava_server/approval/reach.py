@@ -5,6 +5,7 @@ The proposal and the role trust screen say it in the same words, so that they ca
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,8 +15,14 @@ from ava_roles.tools.registry import tool_specs
 from ava_roles.wrap import list_names
 from ava_server.approval.plain_text import named_path
 from ava_server.core.ids import IN_PROCESS
+from ava_server.core.names import quote_name
 from ava_server.run_config.config import RunConfig
 
+_SERVER = r"[A-Za-z0-9][A-Za-z0-9_-]*"
+_SERVERS = re.compile(
+    rf'"[^"]*"|(?<=use the MCP server )({_SERVER})|(?<=use the MCP servers )({_SERVER}(?: and {_SERVER})+)'
+)
+"""What is in quotes already, or the name of a server, or of several."""
 PATHS, PATH_CHARS = 8, 120
 """Most paths that a line names, and characters of one path; the digest covers all of them."""
 
@@ -175,6 +182,17 @@ def _server_reach(specs: Sequence[ToolSpec], confinement: str) -> str:
     if not notes:
         return which
     return f"{which} ({', '.join(notes)})"
+
+
+def reach_words(reach: str) -> str:
+    """Return a reach for a sentence: with the names of MCP servers, which the approval line has bare, in quotes."""
+
+    def quote(found: re.Match[str]) -> str:
+        if found[0].startswith('"'):
+            return found[0]
+        return " and ".join(map(quote_name, found[0].split(" and ")))
+
+    return _SERVERS.sub(quote, reach)
 
 
 def _results_and_notes(flags: Collection[str], earlier: int) -> list[str]:

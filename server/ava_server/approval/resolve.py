@@ -42,6 +42,7 @@ from ava_server.config.agents import AgentSpec, agent_of
 from ava_server.config.role_folders import workspace_of
 from ava_server.config.search_engine import provider_engine, without_search
 from ava_server.core.errors import BadInput, Refused, ToolMissing
+from ava_server.core.names import named, named_role
 from ava_server.models.factory import how_it_thinks
 from ava_server.models.model_choice import (
     Choice,
@@ -155,7 +156,8 @@ class _Resolution:
         reads_results = any(spec.results for spec in specs_of(found.names, self._tools))
         if self._earlier and not self._is_step and not reads_results:
             raise BadInput(
-                f"context_from: {self._role.name} cannot read results without {READ_RESULT}; leave it among its tools"
+                f"context_from: {named_role(self._role.name)} cannot read results without {READ_RESULT};"
+                " leave it among its tools"
             )
         lacks = self._check_needs(found, degraded)
         # With other tools the role can still do its work, and the proposal says which servers are missing.
@@ -196,13 +198,13 @@ class _Resolution:
             try:
                 skill = installed_skill(folder, name)
             except RolesError as error:
-                raise Refused(f"{role.name} names the skill {name}: {error}") from error
+                raise Refused(f"{named_role(role.name)} names {named('skill', name)}: {error}") from error
             lacking = skill.lacking(role.tools)
             if lacking:
                 them = "it" if len(lacking) == 1 else "them"
                 raise Refused(
-                    f"the skill {name} asks for {', '.join(lacking)}, which {role.name} does not have; add {them} to"
-                    " the role's tools, or take the skill out of it"
+                    f"{named('skill', name)} asks for {', '.join(lacking)}, which {named_role(role.name)} does"
+                    f" not have; add {them} to the role's tools, or take the skill out of it"
                 )
             use = SkillUse(
                 name=name,
@@ -221,7 +223,8 @@ class _Resolution:
         folder = found.scope.workspace
         if requested and not granted:
             raise BadInput(
-                f"project_instructions: only a role file grants them, and {self._role.name} has false; leave it out"
+                f"project_instructions: only a role file grants them, and {named_role(self._role.name)}"
+                " has false; leave it out"
             )
         if not granted or requested is False:
             return ProjectFiles()
@@ -269,8 +272,8 @@ class _Resolution:
             needs_model = "needs a language model"
         if needs_model:
             raise Refused(
-                f"{role.name} {needs_model}, and no language model is used (the offline reader only finds and quotes"
-                f" passages); set a model: {how}",
+                f"{named_role(role.name)} {needs_model}, and no language model is used (the offline reader"
+                f" only finds and quotes passages); set a model: {how}",
                 needs_key=needs_key,
             )
         if args.output_schema is not None:
@@ -313,7 +316,7 @@ class _Resolution:
         elif self._secrets(found.names):
             withheld = "secrets"
         if withheld:
-            raise Refused(f"role {role.name} uses {withheld}, and {title} gets none; use runner: in-process")
+            raise Refused(f"{named('role', role.name)} uses {withheld}, and {title} gets none; use runner: in-process")
         if self._args.plan:
             raise BadInput(f"plan: {title} plans by itself; leave it out")
 

@@ -20,6 +20,7 @@ from ava_roles.worktree.inspect import CheckoutState, find_verify_commands, insp
 from ava_roles.worktree.spec import WorktreeSpec, namespace_of
 from ava_server.approval.requests import SpawnArgs
 from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.names import named_role
 from ava_server.models.model_choice import Choice
 from ava_server.run_config.config import RunConfig
 from ava_server.run_config.parts import Coding
@@ -100,7 +101,7 @@ class _Checks:
     def raise_faults(self, role: Role) -> None:
         """Raise the fault, if there was one; BadInput with all of them, if there were several."""
         if len(self._faults) > 1:
-            raise BadInput("\n".join([f"{role.name} cannot start yet:", *map(str, self._faults)]))
+            raise BadInput("\n".join([f"{named_role(role.name)} cannot start yet:", *map(str, self._faults)]))
         if self._faults:
             raise self._faults[0]
 
@@ -108,7 +109,8 @@ class _Checks:
 def _check_context(args: SpawnArgs, role: Role) -> None:
     if not (args.context or "").strip():
         raise BadInput(
-            f"context: {role.name} changes files and needs it; give related files, decisions and constraints"
+            f"context: {named_role(role.name)} changes files and needs it; give related files, decisions"
+            " and constraints"
         )
 
 
@@ -116,7 +118,7 @@ def _repository(role: Role, workspace: Workspace, *, files_open: bool) -> Path:
     if workspace.path is not None and files_open:
         return workspace.path
     why = workspace.why if workspace.path is None else "a role that reaches the web sees only the folder given there"
-    raise Refused(f"workspace: {role.name} changes files of a git repository; give its root ({why})")
+    raise Refused(f"workspace: {named_role(role.name)} changes files of a git repository; give its root ({why})")
 
 
 def _checkout(folder: Path, home: Path, accept: Accept) -> CheckoutState:
@@ -131,7 +133,9 @@ def refuse_coding(args: SpawnArgs, role: Role) -> None:
     for field in ("namespace", "verify"):
         if getattr(args, field) is not None:
             with_these = "with these tools " if changes_files(role.tools) else ""
-            raise BadInput(f"{field}: {with_these}{role.name} changes no files; leave it out, or use role coder")
+            raise BadInput(
+                f"{field}: {with_these}{named_role(role.name)} changes no files; leave it out, or use role coder"
+            )
 
 
 def worktree_spec(run_id: str, config: RunConfig) -> WorktreeSpec:
@@ -156,12 +160,13 @@ def _refuse_unconfined(role: Role, sandbox: Sandbox | Unavailable | None) -> Non
     without = f"with blocked_tools {changing} it only reads" if role.name != "coder" else "use code_reviewer"
     if isinstance(sandbox, Unavailable):
         raise Refused(
-            f"{role.name} changes files, and what it writes runs when it is verified, which cannot be confined here:"
-            f" {sandbox.why}; {sandbox.what_to_do}, or {without}"
+            f"{named_role(role.name)} changes files, and what it writes runs when it is verified, which"
+            f" cannot be confined here: {sandbox.why}; {sandbox.what_to_do}, or {without}"
         )
     if sandbox is not None and sandbox.kind == "none":
         raise Refused(
-            f"{role.name} changes files, and what it writes runs when it is verified, which nothing confines here"
+            f"{named_role(role.name)} changes files, and what it writes runs when it is verified, which"
+            " nothing confines here"
             f' (sandbox.mode = "none"); set sandbox.mode to "auto", or {without}'
         )
 
@@ -169,7 +174,8 @@ def _refuse_unconfined(role: Role, sandbox: Sandbox | Unavailable | None) -> Non
 def _namespace(args: SpawnArgs, role: Role) -> tuple[str, ...]:
     if not args.namespace:
         raise BadInput(
-            f"namespace: {role.name} changes files and needs it; give the files or folders that it may change, relative"
+            f"namespace: {named_role(role.name)} changes files and needs it; give the files or folders"
+            " that it may change, relative"
             ' to the root of the repository, such as ["src/parser", "tests"]'
         )
     try:

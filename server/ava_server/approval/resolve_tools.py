@@ -23,6 +23,7 @@ from ava_server.approval.resolve_context import ResolveContext
 from ava_server.approval.scope import confinement_of, git_folder_of, git_folder_rule, sandbox_for
 from ava_server.config.agents import AgentSpec
 from ava_server.core.errors import BadInput, Refused, ToolMissing
+from ava_server.core.names import named_role
 from ava_server.run_config.config import RUN_TOOLS
 from ava_server.run_config.parts import Coding, EarlierRun
 
@@ -143,12 +144,14 @@ class ToolResolution:
             if names_pages(self._args) and "read_webpages" in found.names:
                 return  # the pages are named: no search is needed
             raise ToolMissing(
-                f"{role.name} needs web_search, which is not set up here: {_TO_SEARCH}", need, needs_key="brave"
+                f"{named_role(role.name)} needs web_search, which is not set up here: {_TO_SEARCH}",
+                need,
+                needs_key="brave",
             )
         why = self._why_missing(need, found.sandbox)
         if why is None:
             raise excluded(role, need)
-        raise ToolMissing(f"{role.name} needs {why}", need)
+        raise ToolMissing(f"{named_role(role.name)} needs {why}", need)
 
     def refuse_idle(self, tools: Sequence[str]) -> None:
         """Raise Refused if the run has no tool to work with."""
@@ -161,8 +164,8 @@ class ToolResolution:
         expects_tools = bool(role_tools or self._only)
         if expects_tools and enough.isdisjoint(tools):
             raise Refused(
-                f"{self._role.name} would have nothing to work with: none of the requested tools is available."
-                f" Files: {self._no_files()}"
+                f"{named_role(self._role.name)} would have nothing to work with: none of the requested"
+                f" tools is available. Files: {self._no_files()}"
             )
 
     def files_note(self, scope: RunReach) -> str:
@@ -178,8 +181,8 @@ class ToolResolution:
         self._refuse_unknown("blocked_tools", blocked)
         if only == [] and self._to_work_with():
             raise BadInput(
-                f"tools: an empty list leaves {role.name} nothing to work with; leave tools out to use all of the"
-                " role's tools, or name some"
+                f"tools: an empty list leaves {named_role(role.name)} nothing to work with; leave tools"
+                " out to use all of the role's tools, or name some"
             )
         left_out = {*blocked, *self._pointless()}
         wanted: list[str] = []
@@ -196,7 +199,7 @@ class ToolResolution:
         for name in names:
             if name not in self._role.tools:
                 has = ", ".join(self._role.tools)
-                raise BadInput(f"{field}: {self._role.name} has no tool {name!r}; it has {has}")
+                raise BadInput(f"{field}: {named_role(self._role.name)} has no tool {name!r}; it has {has}")
 
     def _pointless(self) -> set[str]:
         """Return the tools that this run has no use for: for earlier results, memory, skills or questions."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ava_roles.role import Role
 from ava_server.approval.requests import SpawnArgs
 from ava_server.core.errors import BadInput
+from ava_server.core.names import named
 from ava_server.models.model_choice import Choice, Thinking
 from ava_server.run_config.run_cap import CAPS, COST, RunCap
 
@@ -34,7 +35,7 @@ def caps_of(args: SpawnArgs, role: Role, choice: Choice, hard: Limits) -> tuple[
         caps[cap.field] = cap.stored(min(wanted, most))
         costs_nothing = cap is COST and choice.price.free
         if wanted > most and not costs_nothing:
-            whose = "was asked as" if requested else f"of role {role.name} is"
+            whose = "was asked as" if requested else f"of {named('role', role.name)} is"
             limits = f"{_amount(cap, wanted)}, and lowered to the hard cap of {_amount(cap, most)}"
             notes.append(f"{cap.argument} {whose} {limits}")
     return caps, tuple(notes)
@@ -60,4 +61,4 @@ def extended_thinking(args: SpawnArgs, role: Role, choice: Choice, how: Thinking
         )
     if choice.wire == "offline":
         return False, ""
-    return False, f"role {role.name} asks its model to think first, which {choice.name} cannot be told to"
+    return False, f"{named('role', role.name)} asks its model to think first, which {choice.name} cannot be told to"

@@ -23,6 +23,7 @@ from ava_server.approval.decisions import (
     lowered_words,
 )
 from ava_server.approval.plain_text import one_line
+from ava_server.approval.reach import reach_words
 from ava_server.approval.shown import approval_line, proposal_message
 from ava_server.approval.summary import (
     DayLeft,
@@ -323,7 +324,7 @@ def _line(number: int, member: ProposalChange, checked: CheckedApproval) -> str:
 
 def _several_part(checked: CheckedApproval, cap_micros: int) -> str:
     cap = None if checked.free else cap_micros
-    reaches = "; ".join(dict.fromkeys(member.changed.reach for member in checked.members))
+    reaches = "; ".join(dict.fromkeys(reach_words(member.changed.reach) for member in checked.members))
     heading = several_line(len(checked.members), cap, checked.plan_timeout_s)
     lines = [f"Ava wants to start {heading}; they {one_line(reaches, REACH_CHARS)}:"]
     warnings = _warnings(checked.members)

@@ -19,9 +19,9 @@ from ava_server.approval.plain_text import (
     quoted,
     task_excerpt,
 )
-from ava_server.approval.reach import PATH_CHARS, PATHS, sees_files
+from ava_server.approval.reach import PATH_CHARS, PATHS, reach_words, sees_files
 from ava_server.core.ids import IN_PROCESS
-from ava_server.core.names import named, quote_name, quote_names
+from ava_server.core.names import named, named_role, quote_name, quote_names, subagent_of
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import OUTLINE_TURNS, RunConfig
 from ava_server.run_config.parts import (
@@ -175,7 +175,7 @@ def list_earlier(runs: Sequence[EarlierRun]) -> str:
         ending = ""
         if run.ending != "success":
             ending = f", {run.ending}: may be incomplete"
-        words.append(f"{run.id} ({run.role}{ending})")
+        words.append(f"{run.id} ({named_role(run.role)}{ending})")
     return ", ".join(words)
 
 
@@ -274,13 +274,13 @@ def warnings(rows: Iterable[SummaryRow]) -> tuple[str, ...]:
 def _task_line(config: RunConfig, brief: Brief) -> str:
     task = quoted(brief.task, SHOWN_CHARS)
     name = f", named {quote_name(config.name)}" if config.name else ""
-    return f"Ava wants to start a {config.role}: {task}{name}."
+    return f"Ava wants to start a {subagent_of(config.role)}: {task}{name}."
 
 
 def _where_line(config: RunConfig) -> str:
     if sees_files(config):
-        return f"It {config.reach}."
-    return f"It {config.reach}; it cannot read your files."
+        return f"It {reach_words(config.reach)}."
+    return f"It {reach_words(config.reach)}; it cannot read your files."
 
 
 def _cost_line(config: RunConfig) -> str:
@@ -517,9 +517,9 @@ def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
     if changes:
         tools.append(f"can change things with the tools {quote_names(changes, len(changes))}")
     if not tools:
-        return f"MCP server {name}: none of its tools is left."
+        return f"MCP server {quote_name(name)}: none of its tools is left."
     confined = "; ".join([use.where, *_server_confinement(use, config.confinement)])
-    return f"MCP server {name} ({confined}): {'; '.join(tools)}."
+    return f"MCP server {quote_name(name)} ({confined}): {'; '.join(tools)}."
 
 
 def _server_confinement(use: ForeignUse, confinement: str) -> list[str]:
@@ -555,7 +555,7 @@ def _skill_lines(config: RunConfig) -> list[str]:
         skills: list[str] = []
         for skill in config.skills:
             files = "1 file" if skill.files == 1 else f"{skill.files} files"
-            skills.append(f"{skill.name} ({files}, {_kilobytes(skill.size)})")
+            skills.append(f"{quote_name(skill.name)} ({files}, {_kilobytes(skill.size)})")
         lines.append(f"It may read these skills of yours, whose programs run only in its sandbox: {', '.join(skills)}.")
     if config.missing_skills:
         names = list_names([quoted(name, PATH_CHARS) for name in config.missing_skills])

@@ -21,6 +21,7 @@ from ava_server.config.secrets import Secret, hosts_of, read_secrets, remove_sec
 from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import nearest
+from ava_server.core.names import quote_names
 from ava_server.models.providers import PROVIDERS
 
 _ASKED = "asked for without echo, or read from a pipe."
@@ -243,7 +244,7 @@ def _roles_with_secrets(root: DataRoot) -> dict[str, list[str]]:
 
 
 def _describe_secret(secret: Secret | None, roles: list[str]) -> str:
-    used_by = f"roles: {', '.join(roles)}" if roles else "no role lists it"
+    used_by = f"roles: {quote_names(roles, len(roles))}" if roles else "no role lists it"
     if secret is None:
         return f"not stored; {used_by}"
     hosts = ", ".join(secret.hosts) or "no host"

@@ -21,6 +21,7 @@ from ava_server.cli.options import EndedRunId, Json, absolute_path, parse_cents,
 from ava_server.cli.terminal import present, steps_on_terminal
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import AvaError, BadInput, leaves_of
+from ava_server.core.names import quote_name
 from ava_server.core.shutdown import prepare_to_run
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ def _changes(
         role = chosen_role or catalog.get(name)
         remarks: list[str] = []
         if role is None:
-            remarks.append(f"There is no role {name} here: it was replayed as it was recorded.")
+            remarks.append(f"There is no role {quote_name(name)} here: it was replayed as it was recorded.")
         elif role.model != recording.role.model and choice is None and role.text != recording.config.role_text:
             remarks.append(f"The role now names the model {role.model}; --model replays with it.")
         if choice is None and _has_another_price(recording, models):

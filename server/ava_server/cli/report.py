@@ -39,7 +39,7 @@ from ava_server.core.commands import advice
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id, read_span, state_words
-from ava_server.core.names import quote_name
+from ava_server.core.names import named_role, quote_name
 from ava_server.render.reasons import reason_words
 from ava_server.render.report import NOT_FAILED, Report, TableRow, part_table, period_table, report_json, report_of
 
@@ -213,7 +213,7 @@ def _failure_lines(report: Report) -> Iterator[str]:
         run = reason.newest
         why = one_line(reason_words(reason.reason)) or NO_REASON
         yield f"  {reason.runs:,} x {state_words(reason.ending)}: {why}"
-        example = f"{one_line(run.role)}, {day_of(run.ended_us or 0)}: {advice(f'ava show {run.id}')}"
+        example = f"{named_role(run.role)}, {day_of(run.ended_us or 0)}: {advice(f'ava show {run.id}')}"
         if reason.runs > 1:
             example = f"the latest: {example}"
         yield f"      {example}"
@@ -478,7 +478,7 @@ def _decisions_screen(decisions: Decisions, since_us: int, until_us: int) -> Non
 
 
 def _decision_text(one: MadeDecision) -> str:
-    name = quote_name(one.name) if one.name else one.role
+    name = quote_name(one.name) if one.name else named_role(one.role)
     text = f"{one.run_id} {name}: {one.decision}"
     if one.cap:
         text += f", {one.cap}"

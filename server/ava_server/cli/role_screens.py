@@ -16,7 +16,7 @@ from ava_roles.tool import ToolArgs, ToolSpec
 from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.tools.run import RUN_SPECS
 from ava_roles.wrap import clean, list_names, show_controls
-from ava_server.approval.reach import reach
+from ava_server.approval.reach import reach, reach_words
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve_coding import lacks_model
 from ava_server.approval.run_caps import caps_of
@@ -174,7 +174,7 @@ def _unable(role: Role, model: ResolvedModel | None) -> list[str]:
 def _reach(role: Role) -> str:
     """Return what a role's tools can do if all of them are available; its MCP servers are not asked."""
     unasked = [ToolSpec(name, "", ToolArgs, foreign={}) for name in role.tools if server_of(name) is not None]
-    return reach([*specs_of(role.tools, {}), *unasked])
+    return reach_words(reach([*specs_of(role.tools, {}), *unasked]))
 
 
 def _role_as_json(role: Role, model: ResolvedModel | None, known: Specs) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ava_audit.units import counted
-from ava_roles import BUILT_IN_SOURCE
+from ava_roles import BUILT_IN, BUILT_IN_SOURCE
 from ava_roles.errors import RoleFileError, UnknownRole
 from ava_server.cli.log_access import checked_root, read_settings, record_setting
 from ava_server.cli.options import Json
@@ -20,6 +20,7 @@ from ava_server.cli.terminal import agrees, heading, present, say, someone_there
 from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 from ava_server.core.files import create_file
+from ava_server.core.names import named, quote_name
 from ava_server.core.threads import run_async
 
 if TYPE_CHECKING:
@@ -143,7 +144,9 @@ def new_command(
     catalog = places.load()
     if name in catalog.by_name:
         source = catalog.by_name[name].source
-        raise BadInput(f"There is already a role {name} ({source}), which a file cannot replace. Choose another name.")
+        raise BadInput(
+            f"There is already a role {quote_name(name)} ({source}), which a file cannot replace. Choose another name."
+        )
     if from_role is None:
         text = starting_text()
     else:
@@ -202,7 +205,9 @@ def _check_all() -> tuple[list[Remark], int]:
         remarks += role_remarks
         if each.name in catalog.by_name:
             source = catalog.by_name[each.name].source
-            remarks.append(Remark(each.file.source, f"the name {each.name} is taken ({source}); rename this role"))
+            remarks.append(
+                Remark(each.file.source, f"the name {quote_name(each.name)} is taken ({source}); rename this role")
+            )
     remarks += catalog.problems
     for each in catalog.untrusted:
         if each.role is None:
@@ -237,7 +242,7 @@ def _check_files(files: list[str]) -> tuple[list[Remark], int]:
 
 
 def _check_file(data: bytes, source: str, stem: str) -> list[Remark]:
-    from ava_roles.catalog import BUILT_IN, Remark, check, text_of
+    from ava_roles.catalog import Remark, check, text_of
 
     try:
         role, remarks = check(text_of(data, source), source, stem)
@@ -245,7 +250,7 @@ def _check_file(data: bytes, source: str, stem: str) -> list[Remark]:
         return [Remark.of(error)]
     if role is None or role.name not in BUILT_IN:
         return remarks
-    clash = RoleFileError(source, f"the name {role.name} is taken (built in); rename this role")
+    clash = RoleFileError(source, f"the name {quote_name(role.name)} is taken (built in); rename this role")
     return [*remarks, Remark.of(clash)]
 
 
@@ -302,7 +307,9 @@ async def _add_role(root: DataRoot, file: Path, name: str, settings: Settings) -
     elif place.exists():
         source = str(place)
     if source is not None:
-        raise BadInput(f"There is already a role {role.name} ({source}). Give this one another name: --name NAME")
+        raise BadInput(
+            f"There is already a role {quote_name(role.name)} ({source}). Give this one another name: --name NAME"
+        )
     _need_person()
     new = place.with_name(f".{role.name}.new")
     try:
@@ -312,7 +319,7 @@ async def _add_role(root: DataRoot, file: Path, name: str, settings: Settings) -
             new.unlink(missing_ok=True)
             create_file(new, role.text.encode())
         say(f"\nIts whole text is in {new}. It instructs a subagent.")
-        await _agree(root, settings, f"Add the role {role.name}?")
+        await _agree(root, settings, f"Add {named('role', role.name)}?")
         with _writing(place):
             create_file(place, role.text.encode())
     finally:
@@ -353,7 +360,7 @@ async def _add_skill(root: DataRoot, folder: Path, settings: Settings) -> None:
             write_skill(skill, new)
         say(f"\nIts whole text is in {new / 'SKILL.md'}. It instructs subagents whose role names it.")
         what = "Replace" if replaces else "Add"
-        await _agree(root, settings, f"{what} the skill {skill.name}?")
+        await _agree(root, settings, f"{what} {named('skill', skill.name)}?")
         with _writing(place):
             remove_tree(place)
             new.rename(place)
@@ -448,7 +455,10 @@ async def _trust(root: DataRoot, project: Path, places: RolePlaces, settings: Se
     await _agree(root, settings, f"Trust {files} now?", "Nothing was trusted.")
     before, after = _store(root, usable)
     await record_setting(root, "trusted_roles", before or None, after)
-    say(f"Trusted: {', '.join(each.name for each in usable)}. They count from the next proposal on, in every host.")
+    say(
+        f"Trusted: {', '.join(quote_name(each.name) for each in usable)}. They count from the next"
+        " proposal on, in every host."
+    )
 
 
 async def _withdraw(root: DataRoot, project: Path) -> None:

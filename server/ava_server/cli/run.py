@@ -37,6 +37,7 @@ from ava_server.cli.terminal import ReaderGone, heading, someone_there, tell, un
 from ava_server.cli.wait import FollowedRuns, deliver
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing, with_advice
+from ava_server.core.names import named_role
 from ava_server.core.shutdown import prepare_to_run
 from ava_server.core.threads import run_async
 from ava_server.run_config.config import config_of
@@ -583,7 +584,7 @@ async def _propose_all(service: Service, client: Approvals, request: RunRequest)
                 await client.decide([Shown("start", one.pending_id or "") for one in answers], PersonAnswer(False))
             which = ""
             if len(request.spawns) > 1:
-                which = f" (of {spawn.get('role')}: {_short_task(spawn)}; nothing was started)"
+                which = f" (of {named_role(str(spawn.get('role')))}: {_short_task(spawn)}; nothing was started)"
             text = options.name_options(str(error))
             if isinstance(error, BadInput):
                 raise BadInput(text + which, needs_key=error.needs_key) from error

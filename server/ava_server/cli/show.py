@@ -31,6 +31,7 @@ from ava_audit.units import (
 )
 from ava_roles.wrap import BAR, add_bars, clean, one_line
 from ava_server.approval.plan_summary import plan_size
+from ava_server.approval.reach import reach_words
 from ava_server.budget.held_words import held_words
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, find_run, open_log, read_settings
@@ -394,7 +395,11 @@ def decided_lines(run: RunRow, state: str, decisions: Sequence[RunDecision], utc
         if one.more:
             how = f"{one.what} {format_ts(one.at_us, utc)} {one.how}"
             lines.append(f"{how}: {one.changes}" if one.changes else how)
-    return [*lines, f"Caps: {limits_text(config, run)}", f"Model: {model_about(config.model)}. It {config.reach}."]
+    return [
+        *lines,
+        f"Caps: {limits_text(config, run)}",
+        f"Model: {model_about(config.model)}. It {reach_words(config.reach)}.",
+    ]
 
 
 def _decided(one: RunDecision, utc: bool) -> Iterable[str]:

@@ -311,7 +311,7 @@ def _what(one: Pending, summary: ProposalSummary) -> str:
     from ava_server.approval.plain_text import quoted
 
     name = f", named {quote_name(summary.name)}" if summary.name else ""
-    return f"{summary.role}: {_without_count(quoted(one.whole[0].text, TASK_SHOWN))}{name}"
+    return f"{summary.who}: {_without_count(quoted(one.whole[0].text, TASK_SHOWN))}{name}"
 
 
 def _without_count(task: str) -> str:
@@ -505,7 +505,7 @@ def _task_in_row(summary: ProposalSummary, room: int) -> tuple[str, int]:
 
 def _terms(summary: ProposalSummary) -> str:
     """`researcher, custom:test, at most $0.50 (likely $0.04), 10 min`."""
-    return f"{one_line(summary.role)}, {one_line(model_words(summary.model))}, at most {summary.limits}"
+    return f"{summary.who}, {one_line(model_words(summary.model))}, at most {summary.limits}"
 
 
 def _said(one: Pending, width: int) -> list[str]:

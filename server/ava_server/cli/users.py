@@ -24,6 +24,7 @@ from ava_server.config import tokens
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import state_words
+from ava_server.core.names import quote_names
 
 if TYPE_CHECKING:
     from ava_server.service.user_accounts import UnendedRun, UserFacts
@@ -328,7 +329,7 @@ def _describe_user(user: UserFacts) -> str:
         running += f", {user.waiting} waiting"
     parts = [today, running, f"approval {user.approval}", counted(user.tokens, "token")]
     if user.roles is not None:
-        parts.append(f"over HTTP roles {', '.join(user.roles) or 'none'}")
+        parts.append(f"over HTTP roles {quote_names(user.roles, len(user.roles)) or 'none'}")
     if user.workspaces:
         parts.append(f"over HTTP workspaces {', '.join(user.workspaces)}")
     return "; ".join(parts)

@@ -10,6 +10,7 @@ from datetime import tzinfo
 
 from ava_audit.rows import AWAITING_ANSWER, AWAITING_EXTENSION, WAITING, RunRow
 from ava_audit.units import now_us, parse_time
+from ava_roles import BUILT_IN
 from ava_server.core.errors import BadInput
 from ava_server.core.names import quote_name
 
@@ -113,7 +114,11 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 
 def label(run: RunRow) -> str:
-    return f"{run.role} {quote_name(run.name)} ({run.id})" if run.name else f"{run.role} {run.id}"
+    """Return a run with its role and, if it has one, its name: `researcher "nightly" (S-7f3a2b)`."""
+    if run.is_plan or run.role in BUILT_IN:
+        return f"{run.role} {quote_name(run.name)} ({run.id})" if run.name else f"{run.role} {run.id}"
+    role = f"role {quote_name(run.role)}"
+    return f"subagent {quote_name(run.name)} ({run.id}, {role})" if run.name else f"subagent {run.id} ({role})"
 
 
 _STATE_WORDS = {

@@ -12,6 +12,7 @@ from rich.text import Text
 from ava_audit.rows import EXPIRED, WAITING
 from ava_audit.units import format_ts, now_us
 from ava_server.approval.plain_text import quoted
+from ava_server.approval.reach import reach_words
 from ava_server.cli.status_lines import (
     GAP,
     bar,
@@ -213,7 +214,7 @@ class LivePage(Page):
         """Yield price and reach, then the rest of the proposal."""
         keys = "; press a or r to decide" if self.can_decide(run) else ""
         yield from self._indented(f"{run.row.pending_id}, {terms(run)}{keys}", 2, "bold")
-        reach = f"It {config_of(run.row.config).reach}" if run.caps else ""
+        reach = f"It {reach_words(config_of(run.row.config).reach)}" if run.caps else ""
         yield from self._indented(f"{reach}." if reach else "", MESSAGE_LINES, "bold")
         for line in (self.about or run.task).split("\n"):
             if line != f"{reach}.":

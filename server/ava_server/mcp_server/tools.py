@@ -25,6 +25,7 @@ from mcp.shared.inbound import X_MCP_HEADER_KEY
 
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
+from ava_server.core.names import named_role
 from ava_server.mcp_server.app import can_ask
 from ava_server.mcp_server.card import declares_apps, with_card
 from ava_server.mcp_server.elicitation import ClientPerson, asks_alone, client_of_call, question_result, result_of
@@ -243,10 +244,10 @@ def _limits_of(catalog: Catalog) -> str:
             without_others.append(role.name)
     lines = ""
     if without_web_search:
-        names = ", ".join(without_web_search)
+        names = ", ".join(map(named_role, without_web_search))
         lines += f"\nNo search here, so {names} works only when the task names the pages (https://…)."
     if without_others:
-        lines += f"\nThis version cannot run {', '.join(without_others)} yet."
+        lines += f"\nThis version cannot run {', '.join(map(named_role, without_others))} yet."
     return lines
 
 

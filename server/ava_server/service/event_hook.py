@@ -32,6 +32,7 @@ from ava_audit.view import Query, View
 from ava_server.approval.plain_text import task_excerpt
 from ava_server.approval.proposals import brief_of, made_under
 from ava_server.config.keys import key_variables
+from ava_server.core.names import named_role
 from ava_server.core.own_program import checked_command, run_program
 from ava_server.run_config.config import config_of
 from ava_server.run_config.run_cap import caps_text
@@ -220,7 +221,9 @@ def notice_of(event: Mapping[str, Any]) -> tuple[str, str] | None:
         return None
     cost = event["max_cost_cents"]
     price = caps_text(micros_from_cents(cost) if cost else None)
-    text = f"{event['role']}, {price}. Open the link in your host, or run: ava approve {event['pending_id']}"
+    text = (
+        f"{named_role(event['role'])}, {price}. Open the link in your host, or run: ava approve {event['pending_id']}"
+    )
     if event["event"] != "awaiting_approval":
-        text = f"{event['role']} asks you something. Run: ava status {event['subagent_id']}"
+        text = f"{named_role(event['role'])} asks you something. Run: ava status {event['subagent_id']}"
     return "Ava: a subagent waits for you", text

@@ -38,6 +38,7 @@ from ava_server.approval.steps import read_steps
 from ava_server.budget.user_limits import strictest
 from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
 from ava_server.core.ids import label, new_pairs
+from ava_server.core.names import named_all, quote_name
 from ava_server.models.model_choice import OFFLINE, is_configured
 from ava_server.render.entry_lines import named
 from ava_server.render.responses import Answer, Minutes, OneDecision, SpawnAnswer
@@ -579,9 +580,9 @@ def auto_start_refusal(config: RunConfig, tools: Mapping[str, Tool]) -> str | No
         if server:
             servers.append(server)
     if servers:
-        return f"only the MCP server {min(servers)} itself says what its tools do"
+        return f"only the MCP server {quote_name(min(servers))} itself says what its tools do"
     if unknown:
-        return f"what {', '.join(unknown)} may do is not known here"
+        return f"what {named_all('tool', unknown, len(unknown))} may do is not known here"
     if config.confinement == "none":
         return 'nothing confines its commands (sandbox.mode = "none")'
     if config.coding is not None:

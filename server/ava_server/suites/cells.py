@@ -30,6 +30,7 @@ from ava_server.budget.caps import SHARED_CAPS
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.core.files import is_own, make_private_folder
+from ava_server.core.names import named
 from ava_server.evals.case import SUITE, Case, SuiteFaults, TomlFile, argument_faults, load_cases, read_toml
 from ava_server.models.model_choice import OFFLINE, Choice, ModelSettings, choose
 from ava_server.run_config.config import config_of
@@ -230,7 +231,7 @@ def _arguments(suite: Suite, case: Case) -> dict[str, Any]:
 def _refusal(role: Role, arguments: Mapping[str, Any]) -> str:
     """Return why the offline reader cannot be asked: it is the floor, and has not solved what it cannot do."""
     if role.needs_model:
-        return f"the role {role.name} needs a language model"
+        return f"{named('role', role.name)} needs a language model"
     if "output_schema" in arguments:
         return "the offline reader writes no output in a given form"
     return ""

@@ -29,7 +29,7 @@ from ava_server.config.pin import PinFile
 from ava_server.config.sign_in import SESSION_US
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import model_named, model_words, state_words
-from ava_server.core.names import quote_name
+from ava_server.core.names import quote_name, subagent_of
 from ava_server.render.reasons import reason_words
 from ava_server.render.result import UntrustedText
 from ava_server.render.state_look import look_of
@@ -346,6 +346,7 @@ def environment() -> Environment:
     made.filters.update(state=state_words, model=model_words, reason=reason_words)
     made.filters.update(model_named=model_named, meaning=meaning)
     made.filters["quote_name"] = quote_name
+    made.filters["subagent_of"] = subagent_of
     made.filters["day"] = _day_after_epoch
     made.filters["budget"] = budget_words
     made.filters["look"] = cast("Any", look_of)

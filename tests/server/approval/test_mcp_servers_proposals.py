@@ -48,7 +48,7 @@ async def test_a_tool_that_is_not_read_only_requires_its_exact_name(tmp_path: Pa
         answer = await proposed(lab)
         assert foreign(answer) == {"write", "burn", "add"}
         assert "can use the MCP server lab (can change things)" in answer.approval_line
-        line = next(line for line in answer.message.splitlines() if line.startswith("MCP server lab"))
+        line = next(line for line in answer.message.splitlines() if line.startswith('MCP server "lab"'))
         assert 'can change things with the tools "write", "burn"' in line and 'only read: "add"' in line
         assert "without a network" in line and "sees none of your folders" in line and "confined by" in line
 
@@ -84,7 +84,7 @@ async def test_a_role_can_deny_single_tools_of_a_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ("", "no MCP server lab is configured here"),
+        ("", 'no MCP server "lab" is configured here'),
         (stdio_server("exits"), "ended before it answered"),
         (stdio_server("floods"), "lines that were not requested"),
         (stdio_server("endless"), "wrote a line of more than 4,000,000 bytes"),
@@ -110,7 +110,7 @@ async def test_refuses_a_role_none_of_whose_servers_is_there_and_says_why(tmp_pa
     async with open_lab(tmp_path, config=stdio_server("exits"), runs=False) as lab:
         refused = await lab.call("spawn_subagent", role="guest", task="x")
         assert refused.status == "failed" and "none of them can be used now" in refused.message
-        assert "the MCP server lab ended before it answered" in refused.message and "Try again" in refused.message
+        assert 'the MCP server "lab" ended before it answered' in refused.message and "Try again" in refused.message
         assert "`ava doctor`" in refused.message
 
 
@@ -118,12 +118,12 @@ async def test_refuses_a_call_that_leaves_only_tools_of_a_server_that_is_not_the
     write_role(tmp_path / "data", "mcp__lab__add, read_webpages")
     async with open_lab(tmp_path, config="", runs=False) as lab:
         refused = await lab.call("spawn_subagent", role="guest", task="x", tools=["mcp__lab__add"])
-        assert refused.status == "failed" and "no MCP server lab is configured here" in refused.message
+        assert refused.status == "failed" and 'no MCP server "lab" is configured here' in refused.message
 
 
 async def test_what_is_missing_of_several_servers_is_said_in_the_proposal_and_the_result(tmp_path: Path) -> None:
     write_role(tmp_path / "data", "mcp__lab__add, mcp__gone__find")
-    missing = "mcp__gone__find is not there: no MCP server gone is configured here"
+    missing = 'mcp__gone__find is not there: no MCP server "gone" is configured here'
     async with open_lab(tmp_path, [hand_over()], config=GOOD) as lab:
         answer = await proposed(lab)
         assert foreign(answer) == {"add"} and missing in answer.message
@@ -158,7 +158,7 @@ async def test_never_auto_approves_a_run_with_mcp_server_tools(tmp_path: Path) -
     write_role(tmp_path / "data", "mcp__lab__add")
     config = f'approval = "auto"\nauto_approve_cents = 100\nauto_approve_daily_cents = 100\n{GOOD}'
     async with open_lab(tmp_path, config=config, runs=False) as lab:
-        assert "only the MCP server lab itself says what its tools do" in (await proposed(lab)).message
+        assert 'only the MCP server "lab" itself says what its tools do' in (await proposed(lab)).message
 
 
 async def test_refuses_a_server_that_identifies_itself_as_ava(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ async def test_refuses_a_wrapped_ava_by_its_environment_variable(tmp_path: Path)
     write_role(tmp_path / "data", "mcp__lab, read_webpages")
     async with open_lab(tmp_path, config=config, runs=False) as lab:
         answer = await proposed(lab)
-        assert "the MCP server lab ended before it answered" in answer.message, answer.message
+        assert 'the MCP server "lab" ended before it answered' in answer.message, answer.message
     said = await anyio.run_process([sys.executable, str(wrapper)], env={"AVA_RUN_ID": "S-1"}, check=False)
     assert b"a subagent starts no subagents" in said.stderr, "this is why"
 
@@ -229,4 +229,4 @@ async def test_a_run_waits_if_its_server_configuration_changed_since_approval(tm
             lab.runtime.manager.adopted.add(answer.subagent_id)
             lab.runtime.manager.wake()
             waits_for = await until(lambda: lab.runtime.manager.waiting_for.get(answer.subagent_id))
-            assert waits_for == "the configuration of the MCP server lab has changed since this was approved"
+            assert waits_for == 'the configuration of the MCP server "lab" has changed since this was approved'

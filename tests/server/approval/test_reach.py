@@ -59,7 +59,7 @@ def test_both_screens_name_the_reach_of_a_single_new_tool(around: ResolveContext
 
 def test_the_trust_screen_names_mcp_servers_without_contacting_them() -> None:
     role = parse_role("---\ndescription: Asks.\ntools: [mcp__lab, mcp__notes__find]\n---\nAsk.\n", "a.md", "asker")
-    assert "it can use the MCP servers lab and notes (each proposal says what they can do)" in trust_screen(role)
+    assert 'it can use the MCP servers "lab" and "notes" (each proposal says what they can do)' in trust_screen(role)
 
 
 @pytest.mark.parametrize(

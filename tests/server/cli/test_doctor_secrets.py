@@ -45,7 +45,7 @@ def test_lists_stored_secrets_with_hosts_and_missing_ones_with_a_next_step(root:
         ("warning", "LOOSE is stored for no host, so no tool can send it"): (
             "Name its host: ava secret set LOOSE --for HOST"
         ),
-        ("note", "the role tickets lists WIKI, which is not stored: its calls lack it"): (
+        ("note", 'the role "tickets" lists WIKI, which is not stored: its calls lack it'): (
             "Store it: ava secret set WIKI --for HOST"
         ),
     }

@@ -152,7 +152,7 @@ async def test_a_setting_enables_claude_code_agents_and_those_of_the_user_need_n
         settings = settings_of(tmp_path / "data", None, CLAUDE)
         catalog = places_of(settings, client_roots=[str(workspace)], cwd=tmp_path, home=home).load()
         assert catalog.get("both").source == ".claude/agents/both.md"
-        told = "~/.claude/agents/both.md: the name both is taken (.claude/agents/both.md); rename this role"
+        told = '~/.claude/agents/both.md: the name "both" is taken (.claude/agents/both.md); rename this role'
         assert [problem.text for problem in catalog.problems] == [told]
 
 

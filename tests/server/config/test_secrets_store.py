@@ -189,9 +189,9 @@ def test_reads_a_value_from_a_pipe_and_the_list_shows_no_values(tmp_path: Path) 
     assert ava(tmp_path, "secret", "set", "LOOSE", stdin=VALUE[::-1]).returncode == 0
     shown = ava(tmp_path, "secret", "list")
     lines = {line.split()[0]: line for line in shown.stdout.splitlines()[1:]}
-    assert f"for {HOST}; roles: tickets" in lines[NAME]
+    assert f'for {HOST}; roles: "tickets"' in lines[NAME]
     assert "for no host; no role lists it" in lines["LOOSE"]
-    assert "not stored; roles: tickets" in lines["WIKI"]
+    assert 'not stored; roles: "tickets"' in lines["WIKI"]
     listed = ava(tmp_path, "secret", "list", "--json")
     entries = {entry["name"]: entry for entry in json.loads(listed.stdout)["secrets"]}
     assert entries[NAME] | {"set": ""} == {

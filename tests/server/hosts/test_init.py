@@ -15,7 +15,7 @@ import pytest
 from support.stdio import AVA, connect_stdio, serve_stdio
 from support.terminal import ava
 
-from ava_roles.catalog import BUILT_IN
+from ava_roles import BUILT_IN
 from ava_roles.skills import read_skill
 from ava_server.approval.requests import SpawnArgs
 from ava_server.config.keys import find_key

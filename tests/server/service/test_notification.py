@@ -63,7 +63,7 @@ def test_an_end_needs_no_notification() -> None:
     event = {"event": "ended", "role": "x", "max_cost_cents": 0.0, "pending_id": "P-1", "subagent_id": "S-1"}
     assert notice_of(event) is None
     assert notice_of({**event, "event": "awaiting_approval"}) == (
-        "Ava: a subagent waits for you", "x, free. Open the link in your host, or run: ava approve P-1",
+        "Ava: a subagent waits for you", 'the role "x", free. Open the link in your host, or run: ava approve P-1',
     )  # fmt: skip
 
 
@@ -71,4 +71,4 @@ def test_an_end_needs_no_notification() -> None:
 def test_a_notification_names_the_cap_unrounded(cents: float, price: str) -> None:
     event = {"event": "awaiting_approval", "role": "x", "max_cost_cents": cents, "pending_id": "P-1"}
     shown = notice_of(event)
-    assert shown is not None and f"x, at most {price}. " in shown[1]
+    assert shown is not None and f'the role "x", at most {price}. ' in shown[1]

@@ -52,6 +52,7 @@ from ava_server.config.secrets import Secret
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id
+from ava_server.core.names import named
 from ava_server.run_config.config import RunConfig
 from ava_server.run_config.parts import EarlierRun, ForeignUse, SkillUse
 from ava_server.runs.asking.questions import Ask
@@ -337,9 +338,9 @@ class McpServers:
         for name, use in used_servers(config).items():
             entry = self.entries.get(name)
             if entry is None:
-                return f"the MCP server {name} is not configured here"
+                return f"{named('MCP server', name)} is not configured here"
             if entry.digest != use.digest:
-                return f"the configuration of the MCP server {name} has changed since this was approved"
+                return f"the configuration of {named('MCP server', name)} has changed since this was approved"
         return None
 
     def of_run(self, config: RunConfig, run_id: str, scratch: Path, sandbox: Sandbox | None) -> RunMcpServers:

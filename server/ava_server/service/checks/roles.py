@@ -24,6 +24,7 @@ from ava_server.config.role_folders import places_here
 from ava_server.config.search_engine import without_search
 from ava_server.config.secrets import read_secrets
 from ava_server.core.errors import AvaError, ConfigError
+from ava_server.core.names import named, named_role
 from ava_server.core.threads import run_async
 from ava_server.models.listing import resolve_models
 from ava_server.models.model_choice import Choice, ProviderSearch, unknown_prices
@@ -54,7 +55,7 @@ def roles(setup: Setup) -> Iterator[CheckFinding]:
     without_model = [name for name, choice in models.items() if choice is None]
     able = [role.name for role in catalog.roles if role.name not in (*obstacles, *without_model)]
     if able:
-        yield CheckFinding("roles", "ok", f"can run now: {', '.join(able)}")
+        yield CheckFinding("roles", "ok", f"can run now: {', '.join(map(named_role, able))}")
     for problem in catalog.problems:
         yield from_error("role file", problem.text, _FIX_FILE)
     for note in catalog.notes:
@@ -64,7 +65,9 @@ def roles(setup: Setup) -> Iterator[CheckFinding]:
     for untrusted in catalog.untrusted:
         yield CheckFinding("role file", "note", untrusted.why, untrusted.step)
     if without_model:
-        yield CheckFinding("roles", "note", f"cannot run until their model can: {', '.join(without_model)}")
+        yield CheckFinding(
+            "roles", "note", f"cannot run until their model can: {', '.join(map(named_role, without_model))}"
+        )
     for name, (why_not, step) in obstacles.items():
         yield CheckFinding(f"role {name}", "note", why_not, step)
 
@@ -96,9 +99,9 @@ def _missing_tools(role: Role, tools: Collection[str], servers: Mapping[str, boo
         if server is None:
             continue
         if server in servers:
-            return f"cannot run: the program of the MCP server {server} cannot be confined here", _UNCONFINED
+            return f'cannot run: the program of the MCP server "{server}" cannot be confined here', _UNCONFINED
         step = "Configure it: [mcp_servers.NAME] in config.toml."
-        return f"cannot run: no MCP server {server} is configured", step
+        return f'cannot run: no MCP server "{server}" is configured', step
     if missing == ["web_search"] and "read_webpages" in role.tools:
         return "can only run if its task names pages: there is no web search", "Name the pages (https://…) in task."
     return _missing_builtins(missing)
@@ -189,7 +192,7 @@ def secrets(setup: Setup) -> Iterator[CheckFinding]:
     for role in places_here(root, setup.settings).load().roles:
         for key in role.secrets:
             if key not in stored:
-                text = f"the role {role.name} lists {key}, which is not stored: its calls lack it"
+                text = f"{named('role', role.name)} lists {key}, which is not stored: its calls lack it"
                 yield CheckFinding(name, "note", text, f"Store it: ava secret set {key} --for HOST")
 
 

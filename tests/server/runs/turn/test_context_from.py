@@ -188,7 +188,7 @@ async def test_refuses_a_role_that_needs_earlier_results_without_them(tmp_path: 
     (folder / "editor.md").write_text(f"---\ndescription: Sums up.\nneeds: {earlier.TOOL}\n---\nSum up.\n", "utf-8")
     async with open_lab(tmp_path, [earlier.FIRST]) as lab:
         answer = await lab.call("spawn_subagent", role="editor", task="x", workspace=str(lab.workspace))
-        assert answer.message == "editor needs results of earlier subagents; name them in context_from"
+        assert answer.message == 'the role "editor" needs results of earlier subagents; name them in context_from'
         assert earlier.TOOL in (await lab.propose(role="editor", context_from=[await earlier.run_first(lab)])).tools
 
 

@@ -52,7 +52,7 @@ async def test_calls_an_http_server_with_its_headers_without_exposing_secrets(tm
         config = f'[mcp_servers.far]\nurl = "{url}"\nheaders = {{ Authorization = "Bearer {{{{secret:FAR}}}}" }}\n'
         async with open_lab(tmp_path, script, config=config) as lab:
             proposal = await lab.call("spawn_subagent", role="guest", task="Who am I?")
-            assert f"MCP server far ({url})" in proposal.message
+            assert f'MCP server "far" ({url})' in proposal.message
             assert "(reaches the network)" in proposal.approval_line
             await lab.approve(proposal)
             assert (await lab.ended(proposal.subagent_id)).state == "success"
@@ -135,7 +135,7 @@ async def refused(tmp: Path, url: str, more: str = "") -> str:
 async def test_does_not_follow_a_redirect_to_another_host(tmp_path: Path) -> None:
     with answering(200, {}, b"{}") as (other, came), answering(307, {"Location": other}, b"") as (url, own):
         said = await refused(tmp_path, url, 'headers = { X-Own = "for this host alone" }')
-        assert "the MCP server far" in said and came == [], "nothing, and no header, came there"
+        assert 'the MCP server "far"' in said and came == [], "nothing, and no header, came there"
         assert "for this host alone" in own
 
 

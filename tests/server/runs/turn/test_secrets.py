@@ -180,7 +180,7 @@ async def test_a_role_that_does_not_list_the_secret_gets_an_error(tmp_path: Path
     async with open_bench(tmp_path, certificate, {"/": "hello"}, calls, lists="") as at:
         (result,) = await at.results(context=f"The token is {PLACEHOLDER}.")
         assert not result.success
-        assert f"role tickets may not use a secret {NAME} (it lists none); go on without it" in result.output
+        assert f'the role "tickets" may not use a secret {NAME} (it lists none); go on without it' in result.output
         assert at.sent == []
 
 

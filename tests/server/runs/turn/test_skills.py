@@ -51,7 +51,7 @@ async def test_a_run_sees_the_name_and_reads_the_text_when_it_asks(tmp_path: Pat
     steps = [*(Say(calls=[call]) for call in calls), hand_over()]
     async with open_lab(tmp_path, steps, config=PRICED) as lab:
         proposal = await lab.propose(role="reader")
-        assert "It may read these skills of yours, whose programs run only in its sandbox: prices (2 files" in (
+        assert 'It may read these skills of yours, whose programs run only in its sandbox: "prices" (2 files' in (
             proposal.message
         )
         await lab.approve(proposal)
@@ -91,8 +91,16 @@ async def test_a_skill_that_changed_since_the_approval_is_not_read(tmp_path: Pat
             "skills: [prices]\n",
             "asks for run_bash, read_webpages, which",
         ),
-        ("allowed-tools: Read Grep(x y)\n", "skills: [prices]\n", "asks for search_codebase, which reader does not"),
-        ("allowed-tools: [Read, mcp__mail__send]\n", "skills: [prices]\n", "asks for mcp__mail__send, which reader"),
+        (
+            "allowed-tools: Read Grep(x y)\n",
+            "skills: [prices]\n",
+            'asks for search_codebase, which the role "reader" does not',
+        ),
+        (
+            "allowed-tools: [Read, mcp__mail__send]\n",
+            "skills: [prices]\n",
+            'asks for mcp__mail__send, which the role "reader"',
+        ),
         ("name: other\n", "skills: [prices]\n", "is given twice"),
     ],
 )
@@ -115,7 +123,7 @@ async def test_a_skill_that_is_not_installed_is_named_and_the_run_goes_without(t
     async with open_lab(tmp_path, config=PRICED) as lab:
         proposal = await lab.propose(role="reader")
         assert '(`ava roles add FOLDER`): "otters", "../roles".' in proposal.message
-        assert "read_skill" in proposal.tools and "prices (1 file" in proposal.message
+        assert "read_skill" in proposal.tools and '"prices" (1 file' in proposal.message
     reader(tmp_path, more="skills: [otters]\n")
     async with open_lab(tmp_path, config=PRICED) as lab:
         assert "read_skill" not in (await lab.propose(role="reader")).tools

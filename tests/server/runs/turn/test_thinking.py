@@ -198,7 +198,7 @@ async def test_rejects_or_reports_a_model_without_known_thinking_support(tmp_pat
             assert answer.status == "failed"
             assert "extended_thinking: it is not known how to make custom:test think" in answer.message
             return
-        assert "It does not think first: role code_reviewer asks its model to think first" in answer.message
+        assert 'It does not think first: the role "code_reviewer" asks its model to think first' in answer.message
         await lab.approve(answer)
         await lab.ended(answer.subagent_id)
         assert [fact.thinking for fact in await lab.facts(answer.subagent_id, CostReserved)] == [0]
