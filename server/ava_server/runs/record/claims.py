@@ -214,13 +214,30 @@ def settle(run_id: str, gone: frozenset[str]) -> Command[bool]:
         run = view.run(run_id)
         if run is None or situation(run, now_us, gone=gone) != "interrupted":
             return Outcome(False)
-        agent = agent_of(run)
-        events = list(settle_unknown(run, agent, purpose=in_flight_purpose(view, run)))
-        if run.wrap_micros:
-            events.append(Event(agent, MoneyAwaited(over=True, returned=run.wrap_micros), run_id=run.id))
-        return Outcome(bool(events), tuple(events))
+        events = _settlement(view, run)
+        return Outcome(bool(events), events)
 
     return command
+
+
+def _settlement(view: View, run: RunRow) -> tuple[Event, ...]:
+    """Return the entries that settle what a run without an owner holds: its calls in flight, and its last turn.
+
+    Raises ValueError: a newer Ava wrote what was approved.
+    """
+    agent = agent_of(run)
+    events = settle_unknown(run, agent, purpose=in_flight_purpose(view, run))
+    if run.wrap_micros:
+        events = (*events, Event(agent, MoneyAwaited(over=True, returned=run.wrap_micros), run_id=run.id))
+    return events
+
+
+def _readable_settlement(view: View, run: RunRow) -> tuple[Event, ...]:
+    """Return what `_settlement` returns; nothing where a newer Ava proposed the run: that one settles it."""
+    try:
+        return _settlement(view, run)
+    except ValueError:
+        return ()
 
 
 # -- pausing ----------------------------------------------------------------------------------------------------------
@@ -251,14 +268,17 @@ def pause(fence: Fence, who: Who, fact: RunPaused | Asked) -> Command[bool]:
 
 
 def hold(run_id: str, gone: frozenset[str]) -> Command[bool]:
-    """Hold an unfinished run of a restored data root until a person resumes it; False where nothing is to be held."""
+    """Hold an unfinished run of a restored data root until a person resumes it; False where nothing is to be held.
+
+    What it holds of the caps is settled first, as `settle` does.
+    """
 
     def command(view: View, now_us: int) -> Outcome[bool]:
         run = view.run(run_id)
         if run is None or transition(run, "wait", situation(run, now_us, gone=gone)) is None:
             return Outcome(False)
         fact = RunPaused(not_before_us=HELD_UNTIL_US, why=HELD_WHY, active_us=active_us_of(run))
-        return Outcome(True, (Event(agent_of(run), fact, run_id=run.id),))
+        return Outcome(True, (*_readable_settlement(view, run), Event(agent_of(run), fact, run_id=run.id)))
 
     return command
 
@@ -267,7 +287,8 @@ def interrupt_runs(plan_id: str, gone: frozenset[str], seen_us: Mapping[str, int
     """Record which runs of a plan continue only when a person resumes them; False where there is none.
 
     A single run stands still by itself while nobody has it. The runs of a plan share its clock, which stands still only
-    by what the log says, from the moment at which the last of them worked.
+    by what the log says, from the moment at which the last of them worked. What such a run holds is settled first, as
+    `settle` does: it may wait for days, and others wait for that money.
 
     `gone`: instances whose locks were found free. `seen_us`: when an instance was last seen at work, as far as known.
     """
@@ -293,6 +314,7 @@ def interrupt_runs(plan_id: str, gone: frozenset[str], seen_us: Mapping[str, int
                 active_us=active_us_of(row, seen),
                 stands_us=max(worked_us),
             )
+            events += _readable_settlement(view, row)
             events.append(Event(agent_of(row), fact, run_id=row.id))
         return Outcome(bool(events), tuple(events))
 

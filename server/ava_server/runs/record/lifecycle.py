@@ -23,6 +23,7 @@ from ava_audit.events import (
     CancelRequested,
     CostUpdate,
     Fact,
+    MoneyAwaited,
     RunClaimed,
     RunEnded,
     RunPaused,
@@ -84,9 +85,9 @@ and only a person may resume it. `answer`: what it asked is answered.
 internal error. `plan timeout`, `abandon`: nobody owns it, and its plan's time is over, or nobody came for a day.
 """
 RUNNING_SITUATIONS: tuple[Situation, ...] = ("running here", "running elsewhere", "interrupted")
-OPTIONAL = (UserMessage, CostUpdate, ToolResult)
+OPTIONAL = (UserMessage, CostUpdate, MoneyAwaited, ToolResult)
 """Entries of a transition that are written only where there is something to say: a person's decision, the settlement of
-a call in flight, the answer to the call that handed over the result."""
+a call in flight, the return of what was held for the last turn, the answer to the call that handed over the result."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ _TABLE = (
     Transition("claim", ("queued",), RUNNING, (CostUpdate, RunClaimed), cancel_asked=False),
     Transition("claim", ("running here", "interrupted"), RUNNING, (CostUpdate, RunClaimed)),
     Transition("wait", ("running here",), QUEUED, (_WAIT_BEGINS,), cancel_asked=False),
-    Transition("wait", _UNOWNED, QUEUED, (RunPaused,), waits_for=_UNHELD),
+    Transition("wait", _UNOWNED, QUEUED, (CostUpdate, MoneyAwaited, RunPaused), waits_for=_UNHELD),
     Transition("answer", ("waiting",), QUEUED, (UserMessage, Answered), waits_for=("more", "answer")),
     Transition("resume", ("interrupted", "waiting"), QUEUED, (CostUpdate, RunResumed), waits_for=_RESUMED),
     Transition("force resume", (*RUNNING_SITUATIONS, "waiting"), QUEUED, (CostUpdate, RunResumed), waits_for=_RESUMED),
