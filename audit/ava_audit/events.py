@@ -234,12 +234,27 @@ class ExtendedThinking(Fact):
     turn: int | None = None
 
 
+class UnknownCost(BaseModel):
+    """What was booked for a call of unknown cost: its reservation, on the day and in the scopes of that."""
+
+    model_config = ConfigDict(frozen=True)
+
+    day: int
+    scopes: tuple[str, ...]
+    micros: int
+    tokens: int
+    cost_by: dict[str, int] = Field(default_factory=dict)
+
+
 class CostUpdate(Fact):
     """A reservation was settled: what the call used, and what it cost.
 
     `tokens_per_byte` is the measured ratio for the new part of the prompt: reported tokens divided by its bytes.
     `named` is what the answer says of its tier and its place, by field, where that can change the price. `account` is a
     mark of the account that was billed, where its settings can: the same for the same key.
+
+    `replaces` is set where the answer came after the call had been booked as unknown: this settlement takes the place
+    of that one, with its `micros`, `tokens` and `cost_by`, on the `day` and in the `scopes` of the reservation.
     """
 
     turn: int
@@ -257,6 +272,12 @@ class CostUpdate(Fact):
     cost_by: dict[str, int] = Field(default_factory=dict)
     named: dict[str, str] = Field(default_factory=dict)
     account: str | None = None
+    replaces: UnknownCost | None = None
+
+    @property
+    def replaced_micros(self) -> int:
+        """Return what was booked for the call before, in micro-USD."""
+        return 0 if self.replaces is None else self.replaces.micros
 
     @property
     def severity(self) -> Severity:

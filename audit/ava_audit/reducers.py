@@ -34,6 +34,7 @@ from ava_audit.events import (
     SpawnProposed,
     StepRunQueued,
     Unknown,
+    UnknownCost,
     Usage,
 )
 from ava_audit.rows import (
@@ -451,47 +452,62 @@ def _reserved(state: State, header: Header, fact: CostReserved) -> None:
 def _settled(state: State, run: RunRow, header: Header, fact: CostUpdate) -> None:
     calls = run.calls_in_flight
     held = next((call for call in calls if (call["turn"], call["attempt"]) == (fact.turn, fact.attempt)), None)
-    if held is None:
-        return  # a call that is no longer in flight: its cost was booked when the call was given up
+    if held is not None:
+        _hold(state, held["scopes"], -int(held["micros"]))
+        calls.remove(held)
+        run.in_flight = to_json(calls[0] if len(calls) == 1 else calls).decode() if calls else None
+        _book(state, run, header, fact, held["scopes"], int(held["day"]))
+    elif fact.replaces is not None:
+        _book(state, run, header, fact, fact.replaces.scopes, fact.replaces.day)
+    # Else the call is neither in flight nor of unknown cost: what it cost was booked before.
+
+
+_NOTHING_BOOKED = UnknownCost(day=0, scopes=(), micros=0, tokens=0)
+
+
+def _book(state: State, run: RunRow, header: Header, fact: CostUpdate, scopes: Sequence[str], day: int) -> None:
+    """Book a settled call, in place of what was booked for it as unknown, if anything was."""
+    before = fact.replaces or _NOTHING_BOOKED
     cost = header.cost_micros or 0
-    for scope in held["scopes"]:
+    more = cost - before.micros
+    more_uncosted = (cost if fact.settlement == "unknown" else 0) - before.micros
+    more_tokens = fact.tokens - before.tokens
+    for scope in scopes:
         bucket = state.budgets.get(scope)
         if bucket is not None:
-            bucket.held_micros -= int(held["micros"])
-            bucket.spent_micros += cost
+            bucket.spent_micros += more
+    spent = _spent_on(state, run, day)
+    spent.calls += int(fact.replaces is None)
+    spent.cost_micros += more
+    spent.retries_micros += fact.cost_by.get("retries", 0) - before.cost_by.get("retries", 0)
+    spent.plan_micros += fact.cost_by.get("plan", 0) - before.cost_by.get("plan", 0)
+    spent.uncosted_micros += more_uncosted
+    spent.overruns += int(fact.overrun)
+    spent.over_micros += max(0, cost - fact.reserved_micros) if fact.overrun else 0
     usage = header.usage or _NO_TOKENS
-    _spend(state, run, int(held["day"]), cost, fact)
-    calls.remove(held)
-    run.in_flight = to_json(calls[0] if len(calls) == 1 else calls).decode() if calls else None
-    run.cost_micros += cost
-    run.uncosted_micros += cost if fact.settlement == "unknown" else 0
+    run.cost_micros += more
+    run.uncosted_micros += more_uncosted
     run.overrun = max(run.overrun, int(fact.overrun))
-    run.tokens += fact.tokens
+    run.tokens += more_tokens
     run.input_tokens += usage.input_tokens
     run.output_tokens += usage.output_tokens
     run.cache_read_tokens += usage.cache_read_tokens
     run.cache_write_tokens += usage.cache_write_tokens
     plan = state.runs.get(run.plan_id) if run.step is not None else None
     if plan is not None:  # what its runs cost and take, a plan does
-        plan.cost_micros += cost
-        plan.uncosted_micros += cost if fact.settlement == "unknown" else 0
-        plan.tokens += fact.tokens
+        plan.cost_micros += more
+        plan.uncosted_micros += more_uncosted
+        plan.tokens += more_tokens
 
 
-def _spend(state: State, run: RunRow, day: int, cost: int, fact: CostUpdate) -> None:
-    """Add a settled call to what its run has spent on the day of its reservation."""
+def _spent_on(state: State, run: RunRow, day: int) -> DaySpending:
+    """Return what a run has spent on the day of a call's reservation."""
     key = day_key(run.id, day)
     spent = state.spending.get(key)
     if spent is None:
         spent = DaySpending(key, run.id, run.user_id, day)
         state.spending.add(spent)
-    spent.calls += 1
-    spent.cost_micros += cost
-    spent.retries_micros += fact.cost_by.get("retries", 0)
-    spent.plan_micros += fact.cost_by.get("plan", 0)
-    spent.uncosted_micros += cost if fact.settlement == "unknown" else 0
-    spent.overruns += int(fact.overrun)
-    spent.over_micros += max(0, cost - fact.reserved_micros) if fact.overrun else 0
+    return spent
 
 
 def _called(run: RunRow, header: Header) -> None:

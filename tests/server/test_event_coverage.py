@@ -179,6 +179,7 @@ UNSET = {
     ("ToolResult", "unread"): "where a tool did not finish: tests/server/runs/record/test_no_answer.py",
     ("CostReserved", "no_tier"): "where a provider refuses the tier that it was asked for: " + ACCOUNTS,
     ("CostUpdate", "account"): "where an account can have a tier or a place of its own: " + ACCOUNTS,
+    ("CostUpdate", "replaces"): "where an answer comes late: tests/server/budget/test_late_answers.py",
     ("ToolResult", "unknown"): "where a call that changes something was lost: tests/server/runs/origins/test_acts.py",
     ("SpawnDecided", "folded"): "where a person left a text folded: tests/system/test_cli_approve.py",
     ("UserMessage", "screen"): "where a person left a text folded: tests/system/test_cli_approve.py",

@@ -12,9 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ava_audit.entries import Entry
-from ava_audit.events import CostReserved, CostUpdate, Event, Fence, MoneyAwaited, Settlement, Usage, Who
+from ava_audit.events import (
+    CostReserved,
+    CostUpdate,
+    Event,
+    Fence,
+    MoneyAwaited,
+    Settlement,
+    UnknownCost,
+    Usage,
+    Who,
+)
 from ava_audit.rows import RunRow
-from ava_audit.units import day_of
+from ava_audit.units import DAY_US, day_of
 from ava_audit.view import Command, Outcome, T, View, loads
 from ava_server.budget.kept_parts import kept_micros
 from ava_server.budget.money_line import CapLeft, MoneyCapName, MoneyLine, MoneyWait, NoRoom, Patience
@@ -458,7 +468,58 @@ def _tokens(held: Mapping[str, Any]) -> int:
     return int(held["prompt_tokens"]) + int(held["max_output"])
 
 
-def is_in_flight(run: RunRow | None, call: HeldCall) -> bool:
-    if run is None:
-        return False
-    return any((held["turn"], held["attempt"]) == (call.turn, call.attempt) for held in run.calls_in_flight)
+def settlement_now(view: View, run: RunRow | None, settlement: Event) -> Event | None:
+    """Return a settlement as it is to be written now; None where the cost of its call is booked already.
+
+    A call that is no longer in flight was booked as unknown, by whoever settled what a silent process held. What its
+    answer cost then takes the place of that.
+    """
+    fact = settlement.fact
+    assert isinstance(fact, CostUpdate)
+    if run is None or _is_in_flight(run, fact):
+        return settlement
+    reserved: Entry | None = None
+    booked: Entry | None = None
+    for entry in view.entries(run.id, 0, ("CostReserved", "CostUpdate")):
+        if isinstance(entry.fact, CostReserved | CostUpdate):
+            if (entry.fact.turn, entry.fact.attempt) != (fact.turn, fact.attempt):
+                continue
+            if isinstance(entry.fact, CostReserved):
+                reserved = entry
+            else:
+                booked = entry
+    if reserved is None or booked is None:  # the log has lost entries, and `ava verify` says so
+        return settlement
+    assert isinstance(reserved.fact, CostReserved) and isinstance(booked.fact, CostUpdate)
+    if booked.fact.settlement != "unknown":
+        return None
+    replaced = UnknownCost(
+        day=reserved.ts_us // DAY_US,
+        scopes=reserved.fact.scopes,
+        micros=booked.cost_micros or 0,
+        tokens=booked.fact.tokens,
+        cost_by=booked.fact.cost_by,
+    )
+    return settlement._replace(fact=fact.model_copy(update={"replaces": replaced}))
+
+
+def book_overrun(run_id: str, settlement: Event) -> Command[bool]:
+    """Book a call at its cost that was booked as unknown, if it cost more than that; False where it did not.
+
+    For an answer that came after its process had lost the run: another one goes on with it, or it has ended. What was
+    said of its money since then stays, as long as that is the most that it can be.
+    """
+
+    def command(view: View, _now_us: int) -> Outcome[bool]:
+        late = settlement_now(view, view.run(run_id), settlement)
+        if late is None or not isinstance(late.fact, CostUpdate) or late.fact.replaces is None:
+            return Outcome(False)
+        if (late.cost_micros or 0) <= late.fact.replaced_micros:
+            return Outcome(False)
+        return Outcome(True, (late._replace(run_id=run_id, fence=None),))
+
+    return command
+
+
+def _is_in_flight(run: RunRow, fact: CostUpdate) -> bool:
+    return any((held["turn"], held["attempt"]) == (fact.turn, fact.attempt) for held in run.calls_in_flight)

@@ -27,6 +27,7 @@ from ava_audit.entries import Entry
 from ava_audit.events import (
     Answered,
     CostReserved,
+    CostUpdate,
     Event,
     Fact,
     GuardrailTripped,
@@ -632,6 +633,9 @@ def _sums(entries: Sequence[Entry]) -> Sums:
             continue
         calls += 1
         micros += entry.cost_micros or 0
+        if isinstance(entry.fact, CostUpdate) and entry.fact.replaces is not None:  # the same call
+            calls -= 1
+            micros -= entry.fact.replaces.micros
         if entry.usage is not None:
             prompt_tokens += entry.usage.prompt_tokens
             output_tokens += entry.usage.output_tokens

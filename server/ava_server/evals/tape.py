@@ -81,6 +81,9 @@ _UNKNOWN_SEQ = 1_000_000_000
 """From here on are the results that the recording does not have."""
 
 
+Key = tuple[int, int]
+
+
 @dataclass
 class TapeAttempt:
     """One recorded call of the model.
@@ -97,6 +100,11 @@ class TapeAttempt:
     paid: Entry | None = None
     said: AssistantMessage | None = None
     error: ErrorOccurred | None = None
+
+    @property
+    def key(self) -> Key:
+        """Its turn and attempt."""
+        return self.reserved.turn, self.reserved.attempt
 
     @property
     def usage(self) -> Usage | None:
@@ -132,9 +140,6 @@ class TapeResult:
 
     entry: Entry
     fact: ToolResult
-
-
-Key = tuple[int, int]
 
 
 class Tape:
@@ -176,7 +181,7 @@ class Tape:
                         self.searches[fact.turn, fact.tool_call] = unsettled
                     else:
                         self.attempts[fact.turn, fact.attempt] = unsettled
-                case CostUpdate() as fact if unsettled is not None:
+                case CostUpdate() as fact if unsettled is not None and unsettled.key == (fact.turn, fact.attempt):
                     unsettled.settled, unsettled.paid = fact, entry
                 case AssistantMessage() as fact if attempt := self._attempt_of(entry, fact.turn, fact.attempt):
                     attempt.said = fact

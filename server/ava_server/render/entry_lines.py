@@ -196,7 +196,8 @@ def _what(entry: Entry) -> str:
         case events.CostUpdate() as update:
             over = ", more than the provider's own limits allow" if update.overrun else ""
             named = named_words(update.named)
-            return f"turn {update.turn}: {update.tokens} tokens{named}, {_SETTLED[update.settlement]}{over}"
+            settled = f"{_SETTLED[update.settlement]}{over}{replaced_words(update)}"
+            return f"turn {update.turn}: {update.tokens} tokens{named}, {settled}"
         case events.CostReserved() as reserved:
             return f"turn {reserved.turn} attempt {reserved.attempt}: at most {format_usd(reserved.micros)} reserved"
         case events.GuardrailTripped() as tripped:
@@ -269,6 +270,13 @@ def _tool_name(name: str) -> str:
     if _PLAIN_NAME.fullmatch(name):
         return name
     return key_shapes().redact(name)[0]
+
+
+def replaced_words(update: events.CostUpdate) -> str:
+    """Return what a settlement takes the place of, after a comma; nothing where it is the only one of its call."""
+    if update.replaces is None:
+        return ""
+    return f", in place of {format_usd(update.replaces.micros)} that was booked as unknown"
 
 
 def refused_words(refused: str) -> str:

@@ -52,6 +52,7 @@ from ava_server.render.entry_lines import (
     name_of,
     named,
     names_of,
+    replaced_words,
     what_happened,
 )
 from ava_server.render.reasons import reason_words
@@ -362,7 +363,7 @@ def page_words(entry: Entry, names: Mapping[str, str]) -> str:
             words = f"turn {update.turn}: {update.tokens:,} tokens"
             if entry.cost_micros:
                 words += f", {format_usd(entry.cost_micros)}"
-            return words + named_words(update.named) + SETTLED_WORDS[update.settlement]
+            return words + named_words(update.named) + SETTLED_WORDS[update.settlement] + replaced_words(update)
         case SubagentComplete() as done:
             run_name = named(done.subagent_id, names.get(done.subagent_id))
             return f"{run_name} {state_words(done.status)}: {done.summary}"

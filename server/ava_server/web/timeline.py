@@ -33,6 +33,7 @@ from ava_server.render.entry_lines import (
     compact,
     entry_words,
     refused_words,
+    replaced_words,
     unmarked,
 )
 from ava_server.render.reasons import reason_words
@@ -570,7 +571,8 @@ def _work(fact: events.Fact) -> Detail | None:
 def _settled(fact: events.CostUpdate) -> Detail:
     again = f", attempt {fact.attempt}" if fact.attempt > 1 else ""
     over = ", more than was reserved" if fact.overrun else ""
-    return Detail("step", f"Turn {fact.turn}{again}{SETTLED_WORDS[fact.settlement]}{over}", failed=fact.overrun)
+    how = f"{SETTLED_WORDS[fact.settlement]}{over}{replaced_words(fact)}"
+    return Detail("step", f"Turn {fact.turn}{again}{how}", failed=fact.overrun)
 
 
 _NOTES = {

@@ -134,6 +134,12 @@ class Sums:
         self.counts["calls reserved"] += 1
 
     def _settle(self, entry: Entry, run: str, fact: CostUpdate) -> None:
+        if fact.replaces is not None:
+            for name in fact.replaces.scopes:
+                self.scopes[name].spent += (entry.cost_micros or 0) - fact.replaces.micros
+                self._weigh(entry.seq, name, self.scopes[name])
+            self.counts["calls answered late"] += 1
+            return
         call = self._flight.pop(run, None)
         if call is None or (call.turn, call.attempt) != (fact.turn, fact.attempt):
             self.faults.append(f"entry {entry.seq} settles a call of {run} that is not in flight")

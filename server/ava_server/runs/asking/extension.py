@@ -178,6 +178,9 @@ def _per_turn(view: View, run: RunRow, short: Shortage) -> float:
         if isinstance(entry.fact, CostUpdate):
             turns.add(entry.fact.turn)
             tokens += entry.fact.tokens
+            if entry.fact.replaces is not None:
+                micros -= entry.fact.replaces.micros
+                tokens -= entry.fact.replaces.tokens
     total = micros if short.cap == "max_cost_cents" else tokens
     return total / max(len(turns), 1)
 

@@ -5,18 +5,27 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import anyio
 
-from ava_audit.errors import LogForked, OutcomeUnknown, StaleOwner, StoreUnavailable
-from ava_audit.events import Event, Fact, Fence, RunStarted, Settlement, ToolResult, Who
+from ava_audit.errors import AuditError, LogForked, OutcomeUnknown, StaleOwner, StoreUnavailable
+from ava_audit.events import CostUpdate, Event, Fact, Fence, RunStarted, Settlement, ToolResult, Who
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Store
 from ava_audit.store.writer import content_within
 from ava_audit.units import steady_s
 from ava_audit.view import Command, Outcome, Query, T, View
-from ava_server.budget.caps import HeldCall, Purpose, settle_unknown, settlement_event, within_reservation
+from ava_server.budget.caps import (
+    HeldCall,
+    Purpose,
+    book_overrun,
+    settle_unknown,
+    settlement_event,
+    settlement_now,
+    within_reservation,
+)
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion
 from ava_server.models.prices import Price
@@ -58,17 +67,33 @@ class RunLog:
         await self.append_for(lambda _run: events)
 
     async def append_for(self, events: Callable[[RunRow | None], Sequence[Event]]) -> None:
-        """Commit the events that follow from the run's row at that moment, as `append` does."""
+        """Commit the events that follow from the run's row at that moment, as `append` does.
 
-        def folded(answer: tuple[int, RunRow | None, Sequence[Event]]) -> None:
-            first, run, written = answer
-            self.run = run or self.run
+        A settlement of a call that was booked as unknown meanwhile takes the place of that.
+        """
+
+        def folded(appended: _Appended) -> None:
+            self.run = appended.run or self.run
             if self._unsettled:
-                self._unsettled = [event for event in self._unsettled if event not in written]
-            for number, event in enumerate(written):
-                self.history.add(first + number, event.fact, event.usage)
+                self._unsettled = [event for event in self._unsettled if event not in appended.made]
+            for number, event in enumerate(appended.written):
+                self.history.add(appended.first_seq + number, event.fact, event.usage)
 
-        await self.do(_append(events, self.run.id), folded)
+        try:
+            await self.do(_append(events, self.run.id), folded)
+        except StaleOwner:
+            await self._book_overruns()
+            raise
+
+    async def _book_overruns(self) -> None:
+        """Book what calls cost above what another process has booked for them as unknown: it has the run now."""
+        unsettled, self._unsettled = self._unsettled, []
+        for event in unsettled:
+            try:
+                with anyio.CancelScope(shield=True):  # the store waits 5 s at most
+                    await self._store.do(book_overrun(self.run.id, event), self.run.id)
+            except AuditError as error:
+                log.warning("%s: what its last call cost is not booked: %s", self.run.id, error)
 
     async def settle_lost(self, only: tuple[int, int] | None = None) -> None:
         """Settle as unknown calls whose settlement was lost: the log was out of reach until the time was over.
@@ -225,16 +250,32 @@ def _after(event: Event, command: Command[T]) -> Command[tuple[int, T]]:
     return both
 
 
-def _append(
-    make: Callable[[RunRow | None], Sequence[Event]], run_id: str
-) -> Command[tuple[int, RunRow | None, Sequence[Event]]]:
-    """Return a command that appends what `make` builds, and gives the first new seq, the run before, and the events."""
+@dataclass(frozen=True)
+class _Appended:
+    """What an append has written: from which `seq` on, for a run that was `run` before, and of what was `made`."""
+
+    first_seq: int
+    run: RunRow | None
+    made: Sequence[Event]
+    written: Sequence[Event]
+
+
+def _append(make: Callable[[RunRow | None], Sequence[Event]], run_id: str) -> Command[_Appended]:
+    """Return a command that appends what `make` builds, each settlement as it is to be written at that moment."""
 
     # A function, not a method: it keeps no reference to the `RunLog`, so another process could carry it out.
-    def command(view: View, _now_us: int) -> Outcome[tuple[int, RunRow | None, Sequence[Event]]]:
+    def command(view: View, _now_us: int) -> Outcome[_Appended]:
         run = view.run(run_id)
-        events = tuple(make(run))
-        return Outcome((view.head() + 1, run, events), events)
+        made = tuple(make(run))
+        written: list[Event] = []
+        for event in made:
+            if not isinstance(event.fact, CostUpdate):
+                written.append(event)
+                continue
+            settlement = settlement_now(view, run, event)
+            if settlement is not None:
+                written.append(settlement)
+        return Outcome(_Appended(view.head() + 1, run, made, written), tuple(written))
 
     return command
 

@@ -193,8 +193,8 @@ def lost_micros(view: View, run: RunRow) -> int:
         match entry.fact:
             case CostUpdate(settlement="unknown") as settled:
                 lost[settled.turn, settled.attempt] = entry.cost_micros or 0
-            case AssistantMessage() as said:
-                lost.pop((said.turn, said.attempt), None)
+            case CostUpdate() | AssistantMessage() as answer:
+                lost.pop((answer.turn, answer.attempt), None)
             case RunResumed():
                 lost.clear()
             case _:

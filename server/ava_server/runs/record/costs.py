@@ -297,11 +297,14 @@ class _CostFold:
         attempt = Attempt(
             fact.turn, fact.attempt, fact.settlement, usage, cost, fact.reserved_micros, fact.overrun, purpose
         )
-        place = self._place_in_flight(fact)
+        place = self._place(fact)
         if place is None:
             self.attempts.append(attempt)
         else:
             self.attempts[place] = attempt
+        if fact.replaces is not None:
+            for name, micros in fact.replaces.cost_by.items():
+                self.parts[name] = self.parts.get(name, 0) - micros
         known = dict(fact.cost_by)
         known["input"] = known.get("input", 0) + cost - sum(known.values())
         for name, micros in known.items():
@@ -311,11 +314,12 @@ class _CostFold:
             self._share(usage or worst, cost)
         self._prompt = []
 
-    def _place_in_flight(self, fact: CostUpdate) -> int | None:
+    def _place(self, fact: CostUpdate) -> int | None:
         """Return the place of the attempt that is settled; None where it is not known."""
         for place in reversed(range(len(self.attempts))):  # it is near the end, and there may be thousands
             each = self.attempts[place]
-            if each.settlement is None and (each.turn, each.attempt) == (fact.turn, fact.attempt):
+            is_open = each.settlement is None or fact.replaces is not None
+            if is_open and (each.turn, each.attempt) == (fact.turn, fact.attempt):
                 return place
         return None
 

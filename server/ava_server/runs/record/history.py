@@ -215,6 +215,7 @@ class History:
     _answer_text: str = ""
     _written: int | None = None
     _unknown: tuple[int, int] | None = None
+    _unknown_costs: dict[tuple[int, int], CostUpdate] = field(default_factory=dict[tuple[int, int], CostUpdate])
     _results_in: bool = True
     _tools: tuple[ToolSchema, ...] = ()
     _last_shown: tuple[Recipe, list[tuple[HistoryItem, Turn]]] | None = None
@@ -586,11 +587,14 @@ class History:
         self.answer_tokens = fact.max_output
 
     def _add_settlement(self, fact: CostUpdate, usage: Usage | None) -> None:
-        for name, micros in fact.cost_by.items():
-            self.cost_by[name] = self.cost_by.get(name, 0) + micros
+        call = fact.turn, fact.attempt
+        booked = self._unknown_costs.pop(call, None)
+        self._add_cost(fact, booked)
         search = self.search
-        if search is not None and (search.turn, search.attempt) == (fact.turn, fact.attempt):
+        if search is not None and (search.turn, search.attempt) == call:
             self.search = None
+            return
+        if "search" in fact.cost_by:  # it was given up, and came late
             return
         if fact.tokens_per_byte is not None:
             self.tokens_per_byte = max(self.tokens_per_byte or 0.0, fact.tokens_per_byte)
@@ -598,6 +602,10 @@ class History:
         self.named[account] = with_named(self.named.get(account, {}), fact.named)
         if self.reserved is None:  # of another agent
             return
+        if fact.replaces is not None and (self.reserved.turn, self.reserved.attempt) != call:  # the run has gone on
+            return
+        if booked is not None:
+            self.paid_attempts -= 1
         if may_have_cost(fact):
             self.paid_attempts += 1
         if fact.settlement == "unknown":
@@ -607,6 +615,16 @@ class History:
             self._written = usage.output_tokens
             self.answer_tokens = usage.output_tokens
             self.thought = usage.thinking_tokens > 0
+
+    def _add_cost(self, fact: CostUpdate, booked: CostUpdate | None) -> None:
+        """Add the parts of what a call cost; those that were booked for it before, as unknown, are taken out."""
+        if booked is not None:
+            for name, micros in booked.cost_by.items():
+                self.cost_by[name] -= micros
+        for name, micros in fact.cost_by.items():
+            self.cost_by[name] = self.cost_by.get(name, 0) + micros
+        if fact.settlement == "unknown":
+            self._unknown_costs[fact.turn, fact.attempt] = fact
 
     def _add_error(self, fact: ErrorOccurred) -> None:
         """Fold an error: one about thinking turns thinking off, also in the turns before it; one about the tier, that.

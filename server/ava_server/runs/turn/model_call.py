@@ -42,7 +42,6 @@ from ava_server.budget.caps import (
     CapRequest,
     Reservation,
     RunStopped,
-    is_in_flight,
     reserve_in_line,
 )
 from ava_server.budget.money_line import MoneyWait, Patience
@@ -433,7 +432,7 @@ class PaidSearches:
         self, reserved: Reservation, settlement: Settlement, began: float,
         reported: Completion | ModelError | None = None,
     ) -> None:  # fmt: skip
-        """Settle a search, unless the run has settled it as lost by now."""
+        """Settle a search."""
         held, price = reserved.held, self._call.price
         if isinstance(reported, Completion) and reported.usage is not None:
             price = with_fee(price, self._call.fee * (searches_in(reported) - 1))
@@ -443,7 +442,7 @@ class PaidSearches:
         event = self._log.settlement(
             held, settlement, ms_since(began), reported, self._call.model, price, "search", self._search.account
         )
-        await self._log.append_for(lambda run: (event,) if is_in_flight(run, held) else ())
+        await self._log.append([event])
 
 
 class _TierRefused(Exception):
