@@ -232,7 +232,9 @@ def test_incremental_updates_equal_a_rebuild_from_the_log(
     # The rebuild is of a log without a word of its transcripts, and the same.
     assert {fault.kind for fault in verify(root).faults} <= {"erased"}
     assert projection_rows(root) == before
-    with contextlib.closing(backend_of(root).connect()) as own:
+    backend = backend_of(root)
+    backend.prepare()
+    with contextlib.closing(backend), contextlib.closing(backend.connect()) as own:
         own.begin_bulk()
         rebuild_projections(own)
         own.commit()
