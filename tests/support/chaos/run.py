@@ -18,6 +18,7 @@ from ava_audit.entries import Entry
 from ava_audit.events import (
     CostReserved,
     CostUpdate,
+    MoneyAwaited,
     RunClaimed,
     RunEnded,
     RunPaused,
@@ -92,6 +93,8 @@ class Sums:
                 self._reserve(entry.seq, run, fact)
             case CostUpdate():
                 self._settle(entry, run, fact)
+            case MoneyAwaited() if fact.returned:
+                self._return(entry.seq, run, fact.returned)
             case SubagentComplete():
                 self.results[run] += 1
             case RunEnded():
@@ -152,6 +155,14 @@ class Sums:
             self.faults.append(f"entry {entry.seq}: an unknown call of {run} was not counted in full")
         self.calls.append((call.request_sha, fact.settlement))
         self.counts[f"calls {fact.settlement}"] += 1
+
+    def _return(self, seq: int, run: str, micros: int) -> None:
+        """The process of a run is gone, and what it held for its last turn goes back."""
+        held = self._wraps.get(run)
+        if run in self._flight or held is None or held.wrap_micros != micros:
+            self.faults.append(f"entry {seq}: {run} returns {micros}, which is not what it held for its last turn")
+        self._release_wrap(run)
+        self.counts["last turns returned"] += 1
 
     def _end(self, seq: int, run: str, fact: RunEnded) -> None:
         if run in self.ended:
