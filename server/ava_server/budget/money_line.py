@@ -204,19 +204,24 @@ class MoneyLine:
 
     def _left_of(self, cap: CapLeft, other: MoneyHolder) -> int:
         """Return what is left of a shared cap for another run; what that holds for its own last turn counts."""
-        limit = cap.limit
-        if other.wait is not None and other.wait["scope"] == cap.scope:  # each run leaves an amount of its own
-            limit = self._limit_of(other)
+        limit = self._limit_for(other, cap.scope)
+        if limit is None:
+            limit = cap.limit
         return limit - self._view.bucket(cap.scope).committed + other.wrap_in(cap.scope)
 
-    def _limit_of(self, other: MoneyHolder) -> int:
-        """Return the limit for which another run waits; that of a plan as it is now, without what is kept."""
+    def _limit_for(self, other: MoneyHolder, scope: str) -> int | None:
+        """Return a scope's limit for another run that waits; None where it waits in another one.
+
+        That of its plan is known wherever it waits: the cap as it is now, without what this run leaves to later steps.
+        """
         assert other.wait is not None
         plan = self._view.plan_caps(other.plan_id)
         run = self._view.run(other.id)
-        if plan is None or run is None or other.wait["scope"] != plan.id:
+        if plan is not None and run is not None and scope == plan.id:
+            return plan.cap_micros - kept_micros(self._view, run)
+        if other.wait["scope"] == scope:
             return int(other.wait["limit"])
-        return plan.cap_micros - kept_micros(self._view, run)
+        return None
 
     def _goes_next(self, other: MoneyHolder) -> bool:
         """Tell whether a waiter fits now, by what it waits for and by the caps that it shares with this run."""
@@ -230,8 +235,11 @@ class MoneyLine:
     def _waiter(self, holder: MoneyHolder) -> _Waiter:
         wait = holder.wait
         assert wait is not None
-        wrap = holder.wrap_in(wait["scope"])
-        left = self._limit_of(holder) - self._view.bucket(wait["scope"]).committed + wrap
+        scope = wait["scope"]
+        wrap = holder.wrap_in(scope)
+        limit = self._limit_for(holder, scope)
+        assert limit is not None
+        left = limit - self._view.bucket(scope).committed + wrap
         return _Waiter(holder.id, holder.order, int(wait["micros"]), int(wait["least"]), left, wrap)
 
     def _standstill_scopes(self, scope: str) -> frozenset[str] | None:
