@@ -12,7 +12,7 @@ from typing import Any
 
 from ava_audit.events import ActReason
 from ava_server.runs.origins.approved_texts import NUMBER_CHARS, number_readings
-from ava_server.runs.origins.compared_text import plain_text, same_width
+from ava_server.runs.origins.compared_text import plain_text
 
 MOST_MATCHED = 100
 """Values of a call up to which each is matched with one of an earlier call; more are compared in one row."""
@@ -96,7 +96,7 @@ def is_equal_call(first: Passed, second: Passed) -> bool:
 
 
 def _is_equal_value(first: Any, second: Any) -> bool:
-    first_plain, second_plain = same_width(plain_text(str(first))), same_width(plain_text(str(second)))
+    first_plain, second_plain = plain_text(str(first)), plain_text(str(second))
     if first_plain == second_plain:
         return True
     first_numbers, second_numbers = _numbers(first_plain), _numbers(second_plain)
@@ -116,4 +116,4 @@ def _letters(plain: str) -> str:
 
 
 def _in_one_row(passed: Passed) -> list[tuple[str, str]]:
-    return sorted((argument, _letters(same_width(plain_text(str(value))))) for argument, value in passed)
+    return sorted((argument, _letters(plain_text(str(value)))) for argument, value in passed)

@@ -18,8 +18,6 @@ from ava_roles.wrap import clean
 from ava_server.runs.origins.call_values import is_free
 from ava_server.runs.origins.compared_text import (
     plain_text,
-    same_signs,
-    same_width,
     split_unspaced,
     stands_in,
     words_of,
@@ -54,9 +52,7 @@ class ApprovedTexts:
     """Approved texts, each as `plain_text` returns it."""
 
     def __init__(self, texts: Iterable[str]) -> None:
-        written = "\n".join(texts)
-        in_one_form = same_width(same_signs(written))
-        self._text = written if in_one_form == written else f"{written}\n{in_one_form}"
+        self._text = "\n".join(texts)
         self._left = MOST_READ
 
     def has(self, leaf: Any) -> bool:
@@ -69,9 +65,6 @@ class ApprovedTexts:
         hidden_chars = clean(leaf)[1]
         if hidden_chars:
             return False
-        return any(self._has_text(text) for text in {plain, same_signs(plain)})
-
-    def _has_text(self, plain: str) -> bool:
         if plain.isascii() and not any(char.isalnum() for char in plain):  # `..` is a place, too
             return False
         if not plain.isdecimal() and self._has_within(plain):
@@ -96,7 +89,7 @@ class ApprovedTexts:
         if form is None or self._left <= 0:
             return False
         self._left -= len(self._text)
-        return form.search(self._spaced) is not None
+        return form.search(self._text) is not None
 
     def _has_within(self, value: str) -> bool:
         if self._left <= 0:
@@ -114,20 +107,15 @@ class ApprovedTexts:
         return False
 
     @cached_property
-    def _spaced(self) -> str:
-        """The texts with line ends in place of scripts without spaces, beside which a number may stand."""
-        return split_unspaced(self._text)
-
-    @cached_property
     def _words_alone(self) -> set[str]:
-        words = (word.rstrip(".") for word in _ALONE.findall(self._spaced))
+        words = (word.rstrip(".") for word in _ALONE.findall(split_unspaced(self._text)))
         return {word for word in words if not word.isdecimal()}
 
     @cached_property
     def _numbers(self) -> set[str]:
         """The numbers as they are written, without a sign and leading zeros."""
         numbers: set[str] = set()
-        for number, letters in _NUMBER.findall(self._spaced):
+        for number, letters in _NUMBER.findall(split_unspaced(self._text)):
             if not letters:
                 numbers.add(number.lstrip("0+") or "0")
         return numbers

@@ -20,19 +20,6 @@ MOST_AROUND = 40
 """Characters beside a place by which it is told whether words end there, in scripts without spaces."""
 _AROUND = "()[]{}<>\"'`,.;:!?“”‘’«»、。，；：！？「」『』（）《》"
 _SPLIT = re.compile(r"[\s,;|、。，；：！？]+")
-_SPLIT_VALUE = re.compile(r"(?:[\s,;|、。，；：！？・／—]|:(?=\s)|(?<=\s)[-–](?=\s))+")
-"""What stands between the words of a value: also the colons and dashes with which a title is put together."""
-_IN_BRACKETS = re.compile("（[^（）]++）|「[^「」]++」|【[^【】]++】|《[^《》]++》")
-"""Words in brackets of Chinese and Japanese, which are signs of prose alone."""
-_SAME_SIGNS = str.maketrans("‘’“”（）％＃", "''\"\"()%#")
-_HYPHEN = re.compile(r"(?<=\w)[‐‑](?=\w)|(?<=[^\W\d])–(?=\w)|(?<=\w)–(?=[^\W\d])")
-"""Hyphens within a word; between numbers, a dash says from where to where."""
-_WIDE_LETTERS = {wide: wide - 0xFEE0 for wide in range(0xFF41, 0xFF5B)}
-_DIGITS = {zero + digit: 0x30 + digit for zero in (0x660, 0x6F0, 0x966, 0xE50, 0xFF10) for digit in range(10)}
-"""Digits of Arabic, Persian, Hindi and Thai, and fullwidth ones, with the ordinary ones."""
-_WIDE_SIGN = re.compile(r"(?<=[0-9a-z])[\uff01-\uff0b\uff0d-\uff5e](?=[0-9a-z])")
-_WIDE_COMMA = re.compile(r"(?<=[\uff10-\uff19])\uff0c(?=[\uff10-\uff19])")
-"""A fullwidth comma within a number; between ordinary digits, it stands between two numbers."""
 _GLUED = re.compile(f"[{UNSPACED}\uac00-\ud7a3]+")
 """Scripts without spaces, and Korean, whose particles follow a word: an address may stand right beside them."""
 _HANGUL = re.compile("[\uac00-\ud7a3]")
@@ -43,8 +30,8 @@ _ONE_SCRIPT = re.compile(
 )
 _PARTICLE = re.compile(
     "(?:님|씨|들)?"
-    "(?:(?:에게서?|한테서?|께서?|에서|에다가?|에|으?로부터|으?로|부터|까지|와|과|이?랑|하고)(?:만|만은|[도는은의])?"
-    "|보다|처럼|마다|이?나|이?라고|이?라는|이?라도|이?며|이?고|[만도은는이가을를의])?"
+    "(?:에게서?|한테서?|께서?|에서[는도]?|으?로부터|으?로[는도]?|부터|까지[는도]?|보다|처럼|마다|이?나|이?랑|하고|이?라고"
+    "|이?라는|이?며|이?고|에[는도]?|[만도은는이가을를의와과])?"
     "(?:입니다|이에요|예요)?(?![\uac00-\ud7a3])"
 )
 """What may follow a Korean noun without a space."""
@@ -79,12 +66,9 @@ def words_of(plain: str) -> set[str]:
 def words_of_value(plain: str) -> set[str]:
     """Return the words of a value with all signs around them: `:main` is another branch than `main`, or none.
 
-    A sign that separates words is a part of the word beside it where it begins or ends the value, and brackets are
-    where they enclose all of it.
+    A sign that separates words is a part of the word beside it where it begins or ends the value.
     """
-    if not _IN_BRACKETS.fullmatch(plain):
-        plain = _IN_BRACKETS.sub(lambda found: f" {found[0][1:-1]} ", plain).strip()
-    words = _SPLIT_VALUE.split(plain)
+    words = _SPLIT.split(plain)
     if not any(words):
         return {plain}
     if not words[-1]:
@@ -92,19 +76,6 @@ def words_of_value(plain: str) -> set[str]:
     if not words[0]:
         words[:2] = [plain[: plain.index(words[1]) + len(words[1])]]
     return set(words)
-
-
-def same_signs(plain: str) -> str:
-    """Return a text with one form of quotation marks, brackets and hyphens: each keyboard writes its own."""
-    return plain if plain.isascii() else _HYPHEN.sub("-", plain.translate(_SAME_SIGNS))
-
-
-def same_width(plain: str) -> str:
-    """Return a text with ordinary digits and letters in place of fullwidth ones, and with the signs between them."""
-    if plain.isascii():
-        return plain
-    narrow = _WIDE_COMMA.sub(",", plain).translate(_DIGITS).translate(_WIDE_LETTERS)
-    return _WIDE_SIGN.sub(lambda sign: chr(ord(sign[0]) - 0xFEE0), narrow)
 
 
 def split_unspaced(text: str) -> str:

@@ -77,9 +77,6 @@ async def test_an_equal_call_is_asked_about_after_each_that_was_made(tmp_path: P
         assert (len(two.reached), two.asked) == (2, []), "another amount is another call"
 
 
-WIDE_IBAN = "".join(chr(ord(char) + 0xFEE0) for char in IBAN)
-
-
 @pytest.mark.parametrize(
     ("first", "second", "is_equal"),
     [
@@ -87,8 +84,6 @@ WIDE_IBAN = "".join(chr(ord(char) + 0xFEE0) for char in IBAN)
         ({"to": ["a@b.c", "d@e.f"]}, {"to": ["D@e.f ", "<a@b.c>"]}, True),
         ({"to": "Ann", "body": ""}, {"to": "ann", "how": "fast", "path": None}, True),
         ({"to": "1,250"}, {"to": 1250}, True),
-        ({"to": IBAN, "amount": 1250}, {"to": WIDE_IBAN, "amount": "１２５０"}, True),
-        ({"to": [IBAN] * 200}, {"to": [WIDE_IBAN] * 200}, True),
         ({"to": "👍"}, {"to": "👍"}, True),
         ({"how": "fast"}, {"how": "fast"}, True),
         ({}, {}, True),
