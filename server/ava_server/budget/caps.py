@@ -504,7 +504,7 @@ def settlement_now(view: View, run: RunRow | None, settlement: Event) -> Event |
 
 
 def book_overrun(run_id: str, settlement: Event) -> Command[bool]:
-    """Book a call at its cost that was booked as unknown, if it cost more than that; False where it did not.
+    """Book a call that was booked as unknown, if it cost or used more than that; False where it did not.
 
     For an answer that came after its process had lost the run: another one goes on with it, or it has ended. What was
     said of its money since then stays, as long as that is the most that it can be.
@@ -514,7 +514,8 @@ def book_overrun(run_id: str, settlement: Event) -> Command[bool]:
         late = settlement_now(view, view.run(run_id), settlement)
         if late is None or not isinstance(late.fact, CostUpdate) or late.fact.replaces is None:
             return Outcome(False)
-        if (late.cost_micros or 0) <= late.fact.replaced_micros:
+        costs_more = (late.cost_micros or 0) > late.fact.replaced_micros
+        if not costs_more and late.fact.tokens <= late.fact.replaces.tokens:
             return Outcome(False)
         return Outcome(True, (late._replace(run_id=run_id, fence=None),))
 

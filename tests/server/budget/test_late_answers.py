@@ -25,6 +25,7 @@ from ava_audit.events import (
     Settlement,
     SpawnDecided,
     SpawnProposed,
+    ToolCall,
     Usage,
 )
 from ava_audit.rows import QUEUED, RUNNING, RunRow
@@ -44,6 +45,7 @@ from ava_server.runs.record.costs import costs_of
 from ava_server.runs.record.endings import cancel, end_for_owner
 from ava_server.runs.record.history import History
 from ava_server.runs.record.result import RunResult
+from ava_server.web import timeline
 
 DAYS = DayCaps(10**9, 10**9)
 FIRST, SECOND = "first", "second"
@@ -442,6 +444,35 @@ class Schedule:
         """Return the instances that have a run: to the others, each is silent."""
         rows = await self.store.read(lambda view: view.runs(limit=-1))
         return frozenset(row.instance for row in rows if row.instance is not None)
+
+
+async def test_a_stale_answer_that_used_more_tokens_is_booked_too(tmp_path: Path) -> None:
+    async with open_log(tmp_path, LONE_RUN) as store:
+        owner = await owner_of(store, LONE_RUN)
+        await owner.reserve(400)
+        await take_over(store, LONE_RUN)
+        held = owner.held.pop().held
+        usage = Usage(input_tokens=RESERVED_TOKENS, output_tokens=RESERVED_TOKENS)
+        answer = Completion("so", (), {}, usage, cost_micros=400)
+        with pytest.raises(StaleOwner):
+            await owner.log.append([owner.log.settlement(held, "billed", 1, answer, "far:model", PRICE, None)])
+        run = await run_of(store, LONE_RUN.run_id)
+    assert (run.tokens, run.cost_micros, run.overrun) == (2 * RESERVED_TOKENS, 400, 1)
+
+
+async def test_the_page_of_a_run_has_what_it_cost_once(tmp_path: Path) -> None:
+    async with open_log(tmp_path, LONE_RUN) as store:
+        owner = await owner_of(store, LONE_RUN)
+        notes = [ToolCall(tool="read_file", args={"path": str(n)}, call_id=f"c{n}", turn=1) for n in range(300)]
+        await owner.log.append([owner.log.event(note) for note in notes])
+        await owner.reserve(400)
+        assert await store.do(settle(LONE_RUN.run_id, GONE))
+        await owner.answer(300)
+        run = await run_of(store, LONE_RUN.run_id)
+        newest = timeline.Place("newest")
+        page = await store.read(lambda view: timeline.read_page(view, run.id, newest, run.cost_micros))
+        assert page.next is not None and page.next.spent == 0
+        assert timeline.rows(await store.read(lambda view: view.entries(run.id)), 0)[-1].total == run.cost_micros == 300
 
 
 async def test_in_any_order_all_figures_are_the_sum_of_what_the_calls_cost(tmp_path: Path) -> None:
