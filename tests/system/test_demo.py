@@ -76,7 +76,7 @@ def test_reads_the_shipped_documentation_within_ten_seconds_without_a_folder(tmp
     assert after.children_user + after.children_system - before.children_user - before.children_system < 10
     lines = done.stdout.splitlines()
     assert "There is no terminal to ask on, so the demo approves it by itself." in lines
-    assert any(re.fullmatch(r"researcher demo \(S-\w{6}\): success · .* · free", line) for line in lines)
+    assert any(re.fullmatch(r'researcher "demo" \(S-\w{6}\): success · .* · free', line) for line in lines)
     assert quotes_of(done.stdout)
     assert done.stderr == ""
     order = [

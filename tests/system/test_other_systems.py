@@ -187,7 +187,7 @@ def test_every_module_imports(alone: str) -> None:
     command = [sys.executable, str(LAUNCHER), alone, "python", "-I", "-c", text]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.fullmatch(rf"{alone}: [34]\d\d modules, 0 faults, [78] left out\n", done.stdout)
+    assert re.fullmatch(rf"{alone}: [3-6]\d\d modules, 0 faults, [78] left out\n", done.stdout)
 
 
 def test_the_simulated_systems_really_lack_linux_features() -> None:

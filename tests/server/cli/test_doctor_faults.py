@@ -211,7 +211,7 @@ def test_an_invalid_role_file_is_a_fault_and_the_others_can_run(root: Path) -> N
     findings = doctor(root)
     assert faults(findings) == {"role file"}
     assert "pirate.md" in findings["role file"]["text"] and "max_cost_cents" in findings["role file"]["text"]
-    assert "custom, cook" in findings["roles"]["text"]
+    assert 'custom, the role "cook"' in findings["roles"]["text"]
 
 
 def test_a_tier_without_a_usable_model_is_a_fault_with_the_lines_to_add(root: Path) -> None:
