@@ -11,7 +11,8 @@ from support.log import plan_events, write, write_each
 
 from ava_audit.events import Event, RunClaimed, SpawnDecided, SpawnProposed, StepChanged
 from ava_audit.store.store import Store
-from ava_server.budget.caps import CapReached, Reservation
+from ava_server.budget.caps import CapAnswer, CapReached, Reservation, reserve_in_line
+from ava_server.budget.money_line import MoneyWait, Patience
 from ava_server.budget.user_limits import DayCaps
 
 PLAN_CAP = 1_000
@@ -79,3 +80,24 @@ async def test_what_is_kept_does_not_take_the_last_turn_that_a_run_holds(tmp_pat
         await spend(store, writer, 400)
         assert await reserved(store, reader, 101) == CapReached("group_max_cost", 100)
         assert isinstance(await reserved(store, reader, 100), Reservation)
+
+
+async def ask_in_line(store: Store, spender: Spender, micros: int, days: DayCaps) -> CapAnswer:
+    patience = Patience(least=micros)
+    return await store.do(reserve_in_line(spender.fence, spender.who, spender.request(micros), days, patience))
+
+
+async def test_a_younger_run_leaves_what_an_older_one_needs_beside_what_that_keeps(tmp_path: Path) -> None:
+    """The older one waits in another scope, the user's day, where there is room by now."""
+    days = DayCaps(1_200, 10**9)
+    async with open_plan(tmp_path, check=300) as (store, reader, writer):
+        other = Spender("S-000003", "ann", None)
+        await write_each(store, other.first_events())
+        held = await store.do(other.reserve(800, days=days))
+        assert isinstance(held, Reservation)
+        other.held = held
+        assert isinstance(await ask_in_line(store, reader, 500, days), MoneyWait)
+        await write(store, other.settle("billed", 1))
+        assert isinstance(await ask_in_line(store, writer, 450, days), MoneyWait), "1,000 without 300 has no 950"
+        assert isinstance(await ask_in_line(store, writer, 200, days), Reservation)
+        assert isinstance(await ask_in_line(store, reader, 500, days), Reservation)
