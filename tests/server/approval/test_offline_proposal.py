@@ -37,7 +37,7 @@ async def test_needs_model_in_a_role_file_refuses_the_offline_reader(tmp_path: P
     roles.mkdir(parents=True)
     (roles / "judge.md").write_text("---\ndescription: Judges.\nneeds_model: true\n---\nJudge.\n", "utf-8")
     async with open_lab(tmp_path) as lab:
-        assert "judge needs a language model" in await refused(lab, "judge", model=OFFLINE)
+        assert 'the role "judge" needs a language model' in await refused(lab, "judge", model=OFFLINE)
         assert (await lab.propose(role="judge")).status == "awaiting_approval"
 
 

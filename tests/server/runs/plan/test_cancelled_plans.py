@@ -205,7 +205,8 @@ async def test_a_plan_whose_time_is_over_starts_no_waiting_run(tmp_path: Path) -
         over_us = caps.started_us + 6_000_000
         rows = await plans.rows(lab, plan_id)
         assert [row.id for row in rows if (row.started_us or 0) > over_us] == []
-        assert {row.state for row in rows if row.started_us is None} == {"timeout"}
+        waiting = {row.state for row in rows if row.started_us is None}
+        assert waiting <= {"timeout"}, "on a busy machine, runs hand in early, and none is left that waits"
 
 
 async def test_one_transaction_takes_what_waits_out_of_the_queue_and_no_claim_takes_the_rest(tmp_path: Path) -> None:
