@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic_core import PydanticSerializationError, to_json
 
-from ava_audit.events import FACTS, TRANSCRIPT_TYPES, Fact, Unknown, Usage, Who
+from ava_audit.events import FACTS, TRANSCRIPT_TYPES, CostUpdate, Fact, Unknown, Usage, Who
 from ava_audit.units import iso_utc
 
 GENESIS = bytes(32)
@@ -111,6 +111,14 @@ class Entry(_Columns):
     def fact(self) -> Fact | None:
         """What happened; None if erased. Parsed on first use. Raises ValueError if the content was changed."""
         return None if self.content is None else read_fact(self.type, self.version, self.content)
+
+    @property
+    def added_micros(self) -> int:
+        """What the entry adds to the cost of its run, in micro-USD: less what a late settlement takes the place of."""
+        cost = self.cost_micros or 0
+        if isinstance(self.fact, CostUpdate):
+            cost -= self.fact.replaced_micros
+        return cost
 
 
 _WIDTH = len(Entry._fields)

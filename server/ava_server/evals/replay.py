@@ -632,10 +632,9 @@ def _sums(entries: Sequence[Entry]) -> Sums:
         if entry.type != "CostUpdate":
             continue
         calls += 1
-        micros += entry.cost_micros or 0
+        micros += entry.added_micros
         if isinstance(entry.fact, CostUpdate) and entry.fact.replaces is not None:  # the same call
             calls -= 1
-            micros -= entry.fact.replaces.micros
         if entry.usage is not None:
             prompt_tokens += entry.usage.prompt_tokens
             output_tokens += entry.usage.output_tokens

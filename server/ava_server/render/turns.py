@@ -136,7 +136,7 @@ class _TurnFold:
     def _settle(self, entry: Entry, fact: events.CostUpdate) -> None:
         reserved_us, for_tool = self._reserved.get((fact.turn, fact.attempt), (entry.ts_us, False))
         turn = self._last() if for_tool else self._turn(fact.turn)
-        turn.cost_micros += (entry.cost_micros or 0) - fact.replaced_micros
+        turn.cost_micros += entry.added_micros
         if not for_tool:
             turn.spans.append(Span("model", reserved_us, entry.ts_us))
 

@@ -369,17 +369,9 @@ def _known(number: int | None) -> int:
     return 0 if number is None else number
 
 
-def _added_cost(entry: Entry) -> int:
-    """Return what an entry adds to the cost of a run, in micro-USD: a late settlement replaces an earlier one."""
-    cost = _known(entry.cost_micros)
-    if isinstance(entry.fact, events.CostUpdate):
-        cost -= entry.fact.replaced_micros
-    return cost
-
-
 def _cost(entries: Iterable[Entry]) -> int:
     """Return what entries have cost together, in micro-USD."""
-    return sum(map(_added_cost, entries))
+    return sum(entry.added_micros for entry in entries)
 
 
 def read_newer(view: View, run_id: str, place: Place) -> TimelinePage:
@@ -400,7 +392,7 @@ def rows(entries: Sequence[Entry], spent: int) -> list[Item]:
     folded: list[Entry] = []
     waiting: Item | None = None
     for entry in entries:
-        spent += _added_cost(entry)
+        spent += entry.added_micros
         if waiting is not None and entry.type in _WAIT_ENDS:
             waiting.spans.append(Span("waiting", waiting.at_us, max(waiting.at_us, entry.ts_us)))
             waiting = None
