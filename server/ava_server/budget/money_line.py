@@ -215,10 +215,11 @@ class MoneyLine:
         That of its plan is known wherever it waits: the cap as it is now, without what this run leaves to later steps.
         """
         assert other.wait is not None
-        plan = self._view.plan_caps(other.plan_id)
-        run = self._view.run(other.id)
-        if plan is not None and run is not None and scope == plan.id:
-            return plan.cap_micros - kept_micros(self._view, run)
+        if scope == other.plan_id:
+            plan = self._view.plan_caps(other.plan_id)
+            run = self._view.run(other.id)
+            if plan is not None and run is not None:
+                return plan.cap_micros - kept_micros(self._view, run)
         if other.wait["scope"] == scope:
             return int(other.wait["limit"])
         return None
