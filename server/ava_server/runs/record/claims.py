@@ -41,7 +41,7 @@ from ava_server.runs.record.lifecycle import (
     situation,
     transition,
 )
-from ava_server.runs.record.plan_time import plan_busy_us, plan_time
+from ava_server.runs.record.plan_time import plan_busy_us, plan_time, wrap_time_s
 
 TAKEOVER_WITHIN_US = 30 * 60 * 1_000_000
 """A server takes over an interrupted run by itself within 30 minutes; after that a person has to resume it."""
@@ -68,8 +68,8 @@ def claim(
 ) -> Command[RunRow | str]:
     """Claim a run for an instance, or return why not; a claim raises the run's generation.
 
-    No run begins whose plan is cancelled or over its time. One that was cancelled itself while it was at work is
-    claimed only to be ended.
+    No run begins whose plan is cancelled, or leaves it only the time for its wrap-up. One that was cancelled itself
+    while it was at work is claimed only to be ended.
 
     A call that the last owner left in flight is settled as unknown in the same transaction. The returned row is the run
     as it was before the claim.
@@ -103,11 +103,23 @@ def claim(
 
 
 _OVER_OR_PROPOSED = "it has ended or waits for approval"
-_PLAN_OVER = "its plan was cancelled, or the plan's time is over"
+_PLAN_OVER = "its plan was cancelled, or the plan's time is over, or nearly"
 
 
 def _is_plan_over(view: View, run: RunRow, now_us: int) -> bool:
-    return find_stop(view, run, now_us) is not None or plan_time(view.plan_caps(run.plan_id), now_us) == 0
+    """Tell whether a run's plan is cancelled or over its time; for one that has not begun, nearly over is enough.
+
+    In the time that it keeps for its wrap-up it could only pay for handing in nothing.
+    """
+    if find_stop(view, run, now_us) is not None:
+        return True
+    left_s = plan_time(view.plan_caps(run.plan_id), now_us)
+    if left_s is None:
+        return False
+    kept_s = 0.0
+    if run.generation == 0:
+        kept_s = wrap_time_s(float(loads(run.config).get("timeout_s", 0)))  # a newer program may have written the rest
+    return left_s <= kept_s
 
 
 def _why_not_claimed(run: RunRow, now_is: Situation) -> str:

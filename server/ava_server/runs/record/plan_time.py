@@ -6,6 +6,8 @@ from ava_audit.rows import PlanCaps, RunRow
 from ava_audit.view import View
 
 PLAN_TIME_OVER = "the plan's time is over"
+WRAP_S = 30.0
+"""Seconds of a run's time that are kept for its wrap-up; at most a fifth of it."""
 PLAN_RESERVE_S = 60
 """Seconds of its plan's time that a run keeps for its last turn while it waits for a person."""
 
@@ -16,6 +18,11 @@ def plan_time(caps: PlanCaps | None, now_us: int) -> float | None:
     It stands still while all of its runs that are left wait for a person.
     """
     return None if caps is None else caps.left_s(now_us)
+
+
+def wrap_time_s(timeout_s: float) -> float:
+    """Return how many seconds of a run's time, of at most `timeout_s`, are kept for its wrap-up."""
+    return min(WRAP_S, timeout_s / 5)
 
 
 def plan_busy_us(view: View, run: RunRow) -> int:

@@ -32,6 +32,7 @@ from ava_server.runs.asking.extension import ExtensionLimits
 from ava_server.runs.coder.coding import Worktrees
 from ava_server.runs.journal.clock import RunClock
 from ava_server.runs.journal.log import RunLog
+from ava_server.runs.record.plan_time import wrap_time_s
 
 if TYPE_CHECKING:
     from ava_roles.sandbox.sandbox import Sandbox
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("ava.secrets")
-WRAP_S = 30.0
-"""Seconds of a run's time that are kept for the wrap-up; at most a fifth of it."""
 
 
 class ConfigNotSupported(Exception):
@@ -287,4 +286,4 @@ class ActiveRun:
 
     def work_s(self, left_s: float) -> float:
         """Return how much of the time that is left is for work; the rest is for the wrap-up."""
-        return max(left_s - min(WRAP_S, self.config.timeout_s / 5), 0.0)
+        return max(left_s - wrap_time_s(self.config.timeout_s), 0.0)
