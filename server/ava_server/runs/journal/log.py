@@ -54,6 +54,7 @@ class RunLog:
         self._store = store
         self._unwritten: Event | None = None
         self._unsettled: list[Event] = []  # settlements that are not written yet
+        self._cut_off: list[Sequence[Event]] = []  # appends with a settlement, given up while the log was out of reach
 
     def event(self, fact: Fact, *, duration_ms: int | None = None, model: str | None = None) -> Event:
         return Event(who=self.who, fact=fact, fence=self.fence, duration_ms=duration_ms, model=model)
@@ -63,8 +64,22 @@ class RunLog:
         await self.append([self.event(fact, duration_ms=duration_ms) for fact in facts])
 
     async def append(self, events: Sequence[Event]) -> None:
-        """Commit events, then fold them into the history and update `run`. Raises StaleOwner, as `record` does."""
-        await self.append_for(lambda _run: events)
+        """Commit events, then fold them into the history and update `run`. Raises StaleOwner, as `record` does.
+
+        If a cancellation ends the wait for a log that is out of reach, an answer with its settlement is kept, for
+        `write_cut_off`: it is paid for.
+        """
+        try:
+            await self.append_for(lambda _run: events)
+        except anyio.get_cancelled_exc_class():
+            if any(event in self._unsettled for event in events):
+                self._cut_off.append(events)
+            raise
+
+    async def write_cut_off(self) -> None:
+        """Commit what `append` has kept. Raises StaleOwner, as `record` does."""
+        while self._cut_off:
+            await self.append(self._cut_off.pop(0))
 
     async def append_for(self, events: Callable[[RunRow | None], Sequence[Event]]) -> None:
         """Commit the events that follow from the run's row at that moment, as `append` does.
@@ -88,18 +103,21 @@ class RunLog:
     async def _book_overruns(self) -> None:
         """Book what calls cost above what another process has booked for them as unknown: it has the run now."""
         unsettled, self._unsettled = self._unsettled, []
+        self._cut_off.clear()
         for event in unsettled:
             try:
-                with anyio.CancelScope(shield=True):  # the store waits 5 s at most
-                    await self._store.do(book_overrun(self.run.id, event), self.run.id)
-            except AuditError as error:
+                await self._hold(partial(self._store.do, book_overrun(self.run.id, event), self.run.id), None)
+            except (AuditError, anyio.get_cancelled_exc_class()) as error:
                 log.warning("%s: what its last call cost is not booked: %s", self.run.id, error)
+                if not isinstance(error, AuditError):
+                    raise
 
     async def settle_lost(self, only: tuple[int, int] | None = None) -> None:
-        """Settle as unknown calls whose settlement was lost: the log was out of reach until the time was over.
+        """Settle as unknown calls that nothing is known of: their process ended, or an internal error came between.
 
-        `only` is the turn and attempt of one of them.
+        What is known, and was cut off, is written first. `only` is the turn and attempt of one of the calls.
         """
+        await self.write_cut_off()
         settle = partial(settle_unknown, who=self.who, fence=self.fence, purpose=self.history.purpose, only=only)
         await self.append_for(lambda run: () if run is None else settle(run))
 

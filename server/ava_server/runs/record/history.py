@@ -616,6 +616,15 @@ class History:
             self.answer_tokens = usage.output_tokens
             self.thought = usage.thinking_tokens > 0
 
+    def count_costs(self, settlements: Iterable[CostUpdate]) -> None:
+        """Count the parts of the cost anew, from all settlements: another process may have booked a late answer's."""
+        self.cost_by = {}
+        for fact in settlements:
+            if fact.replaces is not None:
+                for name, micros in fact.replaces.cost_by.items():
+                    self.cost_by[name] = self.cost_by.get(name, 0) - micros
+            self._add_cost(fact, None)
+
     def _add_cost(self, fact: CostUpdate, booked: CostUpdate | None) -> None:
         """Add the parts of what a call cost; those that were booked for it before, as unknown, are taken out."""
         if booked is not None:

@@ -16,6 +16,7 @@ import anyio.to_thread
 from ava_audit.errors import SchemaNewer, StaleOwner, StoreUnavailable
 from ava_audit.events import (
     Asked,
+    CostUpdate,
     ErrorOccurred,
     LastTurn,
     RunPaused,
@@ -259,10 +260,11 @@ class AgentRun:
         last = self._reservations.cap = self._reservations.cap or cap
         if self._coding is not None and self._history.worktree is None:  # there is no work to wrap up
             return RunResult(last.status, last.reason)
-        ended = await self._finish_handover()
-        if ended is not None:
-            return ended
         with self._clock.limit(max(wrap_s, 0.0), self._plan_left_s()) as self._working:
+            await self._log.write_cut_off()
+            ended = await self._finish_handover()
+            if ended is not None:
+                return ended
             if may_ask_for_time:
                 pause = await self._reservations.extensions.more_time(self._run.active_s)
                 if pause is not None:
@@ -505,6 +507,8 @@ class AgentRun:
         if run.in_flight is not None:  # an internal error came between a call and its settlement
             await self._log.settle_lost()
             run = await self._log.read(lambda view: view.run(self.id)) or run
+        settled = await self._log.read(lambda view: view.entries(self.id, 0, ("CostUpdate",)))
+        self._history.count_costs(entry.fact for entry in settled if isinstance(entry.fact, CostUpdate))
         artifacts = await anyio.to_thread.run_sync(self._context.artifacts)
         kept = await self._coding.keep(ended) if self._coding is not None else None
         if kept is not None and kept.fault and ended.verified:

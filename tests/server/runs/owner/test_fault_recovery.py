@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import pytest
-from support.model_server import Fail, Gate, Say, run_model_server
+from support.model_server import Fail, Gate, HangUp, Say, run_model_server
 from support.models.search_formats import ANTHROPIC
 from support.runs import faults
 from support.runs.owners import NOTE
-from support.runtime import PRICED, check_budgets, connect, hand_over, open_lab, scopes_used, wait_for
+from support.runtime import PRICED, Lab, check_budgets, connect, hand_over, open_lab, scopes_used, wait_for
 from support.stdio import read_log
 
 from ava_audit.errors import StoreUnavailable
-from ava_audit.events import CostReserved, CostUpdate, ErrorOccurred, RunClaimed, ToolResult
+from ava_audit.events import (
+    AssistantMessage,
+    CostReserved,
+    CostUpdate,
+    ErrorOccurred,
+    Event,
+    RunClaimed,
+    SubagentComplete,
+    ToolResult,
+    Usage,
+    Who,
+)
 from ava_audit.store import store
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.view import View
+from ava_server.budget.caps import book_overrun
 from ava_server.runs.owner.manager import Manager
 from ava_server.service.spawn import Spawns
 
@@ -31,35 +46,50 @@ OWN_WORDS = "a fault of Ava itself"
 # -- money ----------------------------------------------------------------------------------------------------------
 
 
+@asynccontextmanager
+async def no_log_until_the_wrap_up(
+    lab: Lab, run_id: str, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[None]:
+    """Keep the log out of reach, once a call has come, until a run of 8 s is in the time of its wrap-up."""
+    await wait_for(gate.arrived)
+    claimed_us = (await lab.run(run_id)).claimed_us or 0
+    with faults.hold_write_lock(lab.root), monkeypatch.context() as impatient:
+        impatient.setattr(store, "ANSWER_S", 0.2)
+        gate.released.set()
+        # The work has four fifths of the time; what it was writing then is given up 0.2 s later.
+        await faults.wait_until(claimed_us / 1e6 + 8 * 0.8 + 0.5)
+        yield
+
+
 @pytest.mark.slow
-async def test_books_an_unsettled_paid_answer_as_unknown_before_reserving_the_wrap_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("answer", ["a call", "a result"])
+async def test_a_paid_answer_that_the_log_could_not_take_is_kept_and_booked_at_what_it_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     gate = Gate()
-    paid = Say("long work", NOTE.calls, usage={"prompt_tokens": 5_000, "completion_tokens": 900}, gate=gate)
+    calls = NOTE.calls if answer == "a call" else hand_over(summary="found it").calls
+    paid = Say("long work", calls, usage={"prompt_tokens": 5_000, "completion_tokens": 900}, gate=gate)
     async with open_lab(tmp_path, [paid, hand_over()], config=PRICED) as lab:
         run_id = await lab.start(timeout=8)
-        await wait_for(gate.arrived)
-        claimed_us = (await lab.run(run_id)).claimed_us or 0
-        with faults.hold_write_lock(lab.root):
-            monkeypatch.setattr(store, "ANSWER_S", 0.2)
-            gate.released.set()
-            # The work has four fifths of the time; what it was writing then is given up 0.2 s later.
-            await faults.wait_until(claimed_us / 1e6 + 8 * 0.8 + 0.5)
+        async with no_log_until_the_wrap_up(lab, run_id, gate, monkeypatch):
             assert await lab.facts(run_id, CostUpdate) == [], "nothing of it could be written"
-        monkeypatch.undo()
         run = await lab.ended(run_id)
-        assert run.state == "timeout"
-        money = [entry for entry in await lab.entries(run_id) if isinstance(entry.fact, CostReserved | CostUpdate)]
-        assert [entry.type for entry in money] == ["CostReserved", "CostUpdate", "CostReserved", "CostUpdate"]
-        reserved, settled = await lab.facts(run_id, CostReserved), await lab.facts(run_id, CostUpdate)
-        assert [fact.settlement for fact in settled] == ["unknown", "billed"]
-        assert round(settled[0].cost_cents * 10_000) == reserved[0].micros > 0, (
-            "what may have been billed is booked in full"
-        )
-        assert reserved[1].last is not None
+        settled = await lab.facts(run_id, CostUpdate)
+        assert {fact.settlement for fact in settled} == {"billed"}
+        assert settled[0].tokens == 5_900
+        said = await lab.facts(run_id, AssistantMessage)
+        assert "long work" in {message.text for message in said}
+        result = await lab.result(run_id)
+        assert result["uncosted"] is False
+        if answer == "a call":
+            assert run.state == "timeout"
+            assert len(settled) == 2, "its result was asked for"
+            assert (await lab.facts(run_id, CostReserved))[1].last is not None
+        else:
+            [complete] = await lab.facts(run_id, SubagentComplete)
+            assert complete.summary == "found it"
+            assert len(lab.server.requests) == 1, "what it had handed over is its result"
         assert run.cost_micros == round(sum(fact.cost_cents for fact in settled) * 10_000)
-        assert (await lab.result(run_id))["uncosted"] is True
         await lab.store.read(check_budgets)
         for scope in await lab.store.read(lambda view: scopes_used(view, run)):
             bucket = await lab.store.read(lambda view, scope=scope: view.bucket(scope))  # type: ignore[misc]
@@ -68,7 +98,7 @@ async def test_books_an_unsettled_paid_answer_as_unknown_before_reserving_the_wr
 
 
 @pytest.mark.slow
-async def test_books_an_unsettled_web_search_as_unknown_before_reserving_the_wrap_up(
+async def test_a_web_search_that_the_log_could_not_take_is_booked_at_what_it_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
@@ -77,21 +107,38 @@ async def test_books_an_unsettled_web_search_as_unknown_before_reserving_the_wra
         config = f'[search]\nengine = "anthropic"\n[providers.anthropic]\nbase_url = "{provider.base_url}"\n{PRICED}'
         async with open_lab(tmp_path, [look, hand_over()], config=config) as lab:
             run_id = await lab.start(role="web_crawler", workspace=None, timeout=8)
-            await wait_for(gate.arrived)
-            claimed_us = (await lab.run(run_id)).claimed_us or 0
-            with faults.hold_write_lock(lab.root):
-                monkeypatch.setattr(store, "ANSWER_S", 0.2)
-                gate.released.set()
-                await faults.wait_until(claimed_us / 1e6 + 8 * 0.8 + 0.5)
-            monkeypatch.undo()
+            async with no_log_until_the_wrap_up(lab, run_id, gate, monkeypatch):
+                pass
             run = await lab.ended(run_id)
             assert run.state == "timeout"
             reserved, settled = await lab.facts(run_id, CostReserved), await lab.facts(run_id, CostUpdate)
             assert [fact.tool_call is not None for fact in reserved] == [False, True, False]
-            assert [fact.settlement for fact in settled] == ["billed", "unknown", "billed"]
-            assert settled[1].cost_by == {"search": reserved[1].micros}
+            assert [fact.settlement for fact in settled] == ["billed", "billed", "billed"]
+            assert settled[1].cost_by == {"search": 10_000}, "the search's fee"
             assert run.cost_micros == round(sum(fact.cost_cents for fact in settled) * 10_000)
             await lab.store.read(check_budgets)
+
+
+async def test_the_parts_of_a_results_cost_have_what_another_process_booked_for_a_late_answer(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [HangUp(), replace(hand_over(), gate=gate)], config=PRICED, check=False) as lab:
+        run_id = await lab.start()
+        await wait_for(gate.arrived)
+        run = await lab.run(run_id)
+        [lost] = await lab.facts(run_id, CostUpdate)
+        cost = round(lost.cost_cents * 10_000) + 5_000
+        parts = {"input": cost}
+        late = lost.model_copy(update={"settlement": "billed", "tokens": 9, "overrun": True, "cost_by": parts})
+        agent = Who("sess-1", run_id, run.user_id, "ava")
+        assert await lab.store.do(
+            book_overrun(run_id, Event(agent, late, cost_micros=cost, model=run.model, usage=Usage(input_tokens=9)))
+        )
+        gate.released.set()
+        ended = await lab.ended(run_id)
+        result = await lab.result(run_id)
+        assert ended.cost_micros == round(result["cost_cents"] * 10_000) > cost
+        assert round(sum(result["cost_by"].values()) * 10_000) == ended.cost_micros
+        assert "uncosted" not in result["cost_by"]
 
 
 # -- a log that cannot be written -----------------------------------------------------------------------------------
