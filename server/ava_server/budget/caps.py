@@ -428,10 +428,12 @@ def in_flight_purpose(view: View, run: RunRow) -> Purpose | None:
     last = view.last_entry(run.id, "CostReserved")
     if last is not None and isinstance(last.fact, CostReserved) and last.fact.tool_call is not None:
         return "search"
+    settled: dict[int, CostUpdate] = {}
     for entry in view.entries(run.id, 0, ("CostUpdate",)):
-        fact = entry.fact
-        if isinstance(fact, CostUpdate) and fact.turn == call["turn"] and may_have_cost(fact):
-            return "retries"
+        if isinstance(entry.fact, CostUpdate) and entry.fact.turn == call["turn"]:
+            settled[entry.fact.attempt] = entry.fact  # of two for one call, the later one counts
+    if any(map(may_have_cost, settled.values())):
+        return "retries"
     return None
 
 

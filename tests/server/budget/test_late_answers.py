@@ -34,11 +34,12 @@ from ava_audit.totals import spending
 from ava_audit.units import DAY_US, now_us
 from ava_audit.verify import verify
 from ava_audit.view import View
-from ava_server.budget.caps import CapReached, CapRequest, Purpose, Reservation, reserve
+from ava_server.budget.caps import CapReached, CapRequest, Purpose, Reservation, in_flight_purpose, reserve
 from ava_server.budget.user_limits import DayCaps, Slots
 from ava_server.models.base import Completion
 from ava_server.render.entry_lines import entry_words
 from ava_server.render.turns import turns_of
+from ava_server.runs.asking.extension import Shortage, _per_turn
 from ava_server.runs.journal.log import RunLog
 from ava_server.runs.record.claims import claim, interrupt_runs, settle
 from ava_server.runs.record.costs import costs_of
@@ -458,6 +459,37 @@ async def test_a_stale_answer_that_used_more_tokens_is_booked_too(tmp_path: Path
             await owner.log.append([owner.log.settlement(held, "billed", 1, answer, "far:model", PRICE, None)])
         run = await run_of(store, LONE_RUN.run_id)
     assert (run.tokens, run.cost_micros, run.overrun) == (2 * RESERVED_TOKENS, 400, 1)
+
+
+async def test_what_late_answers_of_other_turns_cost_makes_no_turn_cost_less_than_nothing(tmp_path: Path) -> None:
+    """What a run asks for more by: its last calls, each at what it cost in the end."""
+    async with open_log(tmp_path, LONE_RUN, cap=5_000) as store:
+        owner = await owner_of(store, LONE_RUN)
+        await owner.reserve(4_000, beside=True)
+        assert await store.do(settle(LONE_RUN.run_id, GONE))
+        for _turn in range(4):
+            await owner.reserve(20, beside=True)
+            await owner.answer(10, call=1)
+        await owner.answer(300)
+        run = await run_of(store, LONE_RUN.run_id)
+        short = Shortage("max_cost_cents", step=1, active_s=1)
+        assert await store.read(lambda view: _per_turn(view, run, short)) == (300 + 4 * 10) / 5
+
+
+async def test_a_retry_after_a_call_that_turned_out_to_be_free_is_no_extra_cost(tmp_path: Path) -> None:
+    async with open_log(tmp_path, LONE_RUN) as store:
+        owner = await owner_of(store, LONE_RUN)
+        await owner.reserve(400)
+        assert await store.do(settle(LONE_RUN.run_id, GONE))
+        await owner.answer(0, "not_billed")
+        again = CostReserved(
+            turn=1, attempt=2, scopes=(), micros=100, wrap_micros=0, prompt_tokens=5, max_output=5, upto_seq=0,
+            request_sha="0" * 64,
+        )  # fmt: skip
+        request = CapRequest(again, tokens=RESERVED_TOKENS, wrap_tokens=0)
+        assert isinstance(await store.do(reserve(owner.log.fence, owner.log.who, request, DAYS)), Reservation)
+        run = await run_of(store, LONE_RUN.run_id)
+        assert await store.read(lambda view: in_flight_purpose(view, run)) is None
 
 
 async def test_the_page_of_a_run_has_what_it_cost_once(tmp_path: Path) -> None:

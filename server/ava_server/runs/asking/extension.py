@@ -171,18 +171,15 @@ def _per_turn(view: View, run: RunRow, short: Shortage) -> float:
     """Return what a turn takes of a cap: the average of the last calls, or of all turns for the time."""
     if short.cap == "timeout":
         return short.active_s / run.turns
-    turns: set[int | None] = set()
-    micros = tokens = 0
-    for entry in view.entries(run.id, 0, ("CostUpdate",))[-RECENT_CALLS:]:
-        micros += entry.cost_micros or 0
-        if isinstance(entry.fact, CostUpdate):
-            turns.add(entry.fact.turn)
-            tokens += entry.fact.tokens
-            if entry.fact.replaces is not None:
-                micros -= entry.fact.replaces.micros
-                tokens -= entry.fact.replaces.tokens
-    total = micros if short.cap == "max_cost_cents" else tokens
-    return total / max(len(turns), 1)
+    calls: dict[tuple[int, int], float] = {}
+    for entry in view.entries(run.id, 0, ("CostUpdate",)):
+        fact = entry.fact
+        if isinstance(fact, CostUpdate):  # of two for one call, the later one counts
+            taken = fact.tokens if short.cap == "max_tokens" else entry.cost_micros
+            calls[fact.turn, fact.attempt] = taken or 0
+    recent = list(calls.items())[-RECENT_CALLS:]
+    turns = {turn for (turn, _attempt), _taken in recent}
+    return sum(taken for _call, taken in recent) / max(len(turns), 1)
 
 
 def most_now(

@@ -246,6 +246,14 @@ class _Part:
     chars: int
 
 
+@dataclass(frozen=True)
+class _Sent:
+    """A call as it was sent: its reservation, and the pieces of its prompt."""
+
+    fact: CostReserved
+    prompt: list[_Part]
+
+
 @dataclass
 class _CostFold:
     """Folds a run's entries, with the parts of each attempt's prompt."""
@@ -260,8 +268,7 @@ class _CostFold:
     def __post_init__(self) -> None:
         self._history = History(self.run_id)
         self._calls: dict[str, ToolCall] = {}
-        self._held: CostReserved | None = None
-        self._prompt: list[_Part] = []
+        self._sent: dict[tuple[int, int], _Sent] = {}
 
     def add(self, entry: Entry) -> None:
         fact = entry.fact
@@ -272,9 +279,10 @@ class _CostFold:
         own = entry.generation is not None
         match fact:
             case CostReserved():
-                self._held = fact
+                prompt: list[_Part] = []
                 if not (fact.tool_call or fact.beside or self.erased) and self._history.prefix is not None:
-                    self._prompt = self._parts_of(Recipe.of(fact))
+                    prompt = self._parts_of(Recipe.of(fact))
+                self._sent[fact.turn, fact.attempt] = _Sent(fact, prompt)
                 self.attempts.append(Attempt(fact.turn, fact.attempt, None, None, 0, fact.micros))
             case CostUpdate():
                 self._settle_attempt(fact, entry)
@@ -309,10 +317,16 @@ class _CostFold:
         known["input"] = known.get("input", 0) + cost - sum(known.values())
         for name, micros in known.items():
             self.parts[name] = self.parts.get(name, 0) + micros
-        if fact.settlement != "not_billed" and self._held is not None and not self.erased:
-            worst = Usage(input_tokens=self._held.prompt_tokens, output_tokens=self._held.max_output)
-            self._share(usage or worst, cost)
-        self._prompt = []
+        sent = self._sent.pop((fact.turn, fact.attempt), None)
+        if sent is None or self.erased:
+            return
+        worst = Usage(input_tokens=sent.fact.prompt_tokens, output_tokens=sent.fact.max_output)
+        if fact.replaces is not None:
+            self._share(sent, worst, -fact.replaces.micros, calls=-1)
+        if fact.settlement != "not_billed":
+            self._share(sent, usage or worst, cost, calls=1)
+        if fact.settlement == "unknown":  # its answer may come late
+            self._sent[fact.turn, fact.attempt] = sent
 
     def _place(self, fact: CostUpdate) -> int | None:
         """Return the place of the attempt that is settled; None where it is not known."""
@@ -332,14 +346,14 @@ class _CostFold:
             parts.append(_Part(seq if isinstance(turn, ToolTurn) else None, turn_chars(turn)))
         return parts
 
-    def _share(self, usage: Usage, cost: int) -> None:
-        """Assign each tool output in the prompt its share of the call's cost, by its characters."""
-        chars = sum(part.chars for part in self._prompt)
+    def _share(self, sent: _Sent, usage: Usage, cost: int, *, calls: int) -> None:
+        """Assign each tool output in a prompt its share of the call's cost, by its characters."""
+        chars = sum(part.chars for part in sent.prompt)
         before = 0
-        for part in self._prompt:
+        for part in sent.prompt:
             if part.seq in self.outputs and chars:
                 output = self.outputs[part.seq]
-                output.sent += 1
+                output.sent += calls
                 output.micros += cost * _share_of_call(self.price, usage, before / chars, (before + part.chars) / chars)
             before += part.chars
 

@@ -10,16 +10,18 @@ from typing import Any
 
 import anyio.to_thread
 import pytest
-from support.model_server import Fail, Gate, Raw, Received, Say, Step, events
+from support.model_server import Fail, Gate, HangUp, Raw, Received, Say, Step, events
 from support.runtime import PRICED, Lab, allow_workspace, hand_over, open_lab, settings_of, wait_for
 from support.terminal import ava
 
-from ava_audit.events import CostUpdate, ToolResult, Usage
+from ava_audit.events import CostReserved, CostUpdate, Event, ToolResult, Usage
 from ava_audit.retention import erase_run
 from ava_audit.units import format_usd
+from ava_server.budget.caps import book_overrun
 from ava_server.cli.show import price_text
 from ava_server.models.prices import Price, nanos_of
-from ava_server.runs.record.costs import costs_of
+from ava_server.runs.record.costs import ToolCost, costs_of
+from ava_server.runs.record.lifecycle import agent_of
 from ava_server.service.runtime import open_runtime
 
 CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)
@@ -157,6 +159,34 @@ async def test_flags_unbilled_attempts_unknown_attempts_and_an_overrun(tmp_path:
     assert found["unknown"] == {"attempts": 1, "cost_cents": first["cost_cents"]}
     assert "the most that it can be, for 1 attempt" in text
     assert sum(round(attempt["cost_cents"] * 10_000) for attempt in found["attempts"]) == run.cost_micros
+
+
+async def test_a_late_answers_cost_takes_the_place_of_the_unknown_one_in_an_outputs_share(tmp_path: Path) -> None:
+    gate = Gate()
+    script = [Say(calls=[NOTE]), HangUp(), replace(hand_over(), gate=gate)]
+    async with open_lab(tmp_path, script, config=PRICED, check=False) as lab:
+        run_id = await lab.start()
+        await wait_for(gate.arrived)
+        [unknown] = await shares_of_outputs(lab, run_id)
+        lost = (await lab.facts(run_id, CostUpdate))[-1]
+        held = (await lab.facts(run_id, CostReserved))[1]
+        booked = round(lost.cost_cents * 10_000)
+        late = lost.model_copy(update={"settlement": "billed", "overrun": True, "cost_by": {"input": booked + 5_000}})
+        used_all = Usage(input_tokens=held.prompt_tokens, output_tokens=held.max_output)
+        agent = agent_of(await lab.run(run_id))
+        answer = Event(agent, late, cost_micros=booked + 5_000, model="custom:test", usage=used_all)
+        assert await lab.store.do(book_overrun(run_id, answer))
+        [known] = await shares_of_outputs(lab, run_id)
+        assert (unknown.sent, known.sent) == (1, 1)
+        assert known.micros == pytest.approx(unknown.micros * (booked + 5_000) / booked)
+        gate.released.set()
+        await lab.ended(run_id)
+        after = next(each for each in await shares_of_outputs(lab, run_id) if each.seq == known.seq)
+        assert after.sent == 2 and after.micros > known.micros
+
+
+async def shares_of_outputs(lab: Lab, run_id: str) -> list[ToolCost]:
+    return list(costs_of(await lab.run(run_id), await lab.entries(run_id)).outputs)
 
 
 async def test_a_running_run_shows_its_reserved_cost_and_a_pending_one_shows_no_cost(tmp_path: Path) -> None:
