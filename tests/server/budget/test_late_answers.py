@@ -487,7 +487,8 @@ async def test_a_retry_after_a_call_that_turned_out_to_be_free_is_no_extra_cost(
             request_sha="0" * 64,
         )  # fmt: skip
         request = CapRequest(again, tokens=RESERVED_TOKENS, wrap_tokens=0)
-        assert isinstance(await store.do(reserve(owner.log.fence, owner.log.who, request, DAYS)), Reservation)
+        answer = await owner.log.do(reserve(owner.log.fence, owner.log.who, request, DAYS))
+        assert isinstance(answer, Reservation)
         run = await run_of(store, LONE_RUN.run_id)
         assert await store.read(lambda view: in_flight_purpose(view, run)) is None
 

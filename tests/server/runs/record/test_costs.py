@@ -163,7 +163,7 @@ async def test_flags_unbilled_attempts_unknown_attempts_and_an_overrun(tmp_path:
 
 async def test_a_late_answers_cost_takes_the_place_of_the_unknown_one_in_an_outputs_share(tmp_path: Path) -> None:
     gate = Gate()
-    script = [Say(calls=[NOTE]), HangUp(), replace(hand_over(), gate=gate)]
+    script: list[Step] = [Say(calls=[NOTE]), HangUp(), replace(hand_over(), gate=gate)]
     async with open_lab(tmp_path, script, config=PRICED, check=False) as lab:
         run_id = await lab.start()
         await wait_for(gate.arrived)
@@ -186,7 +186,7 @@ async def test_a_late_answers_cost_takes_the_place_of_the_unknown_one_in_an_outp
 
 
 async def shares_of_outputs(lab: Lab, run_id: str) -> list[ToolCost]:
-    return list(costs_of(await lab.run(run_id), await lab.entries(run_id)).outputs)
+    return list(costs_of(await lab.run(run_id), await lab.entries(run_id)).outputs or ())
 
 
 async def test_a_running_run_shows_its_reserved_cost_and_a_pending_one_shows_no_cost(tmp_path: Path) -> None:
