@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ava_roles import BUILT_IN
 from ava_roles.wrap import list_names, one_line
 
-QUOTES = dict.fromkeys(map(ord, '"“”„‟«»＂″‴‶〝〞〟❝❞ʺ˝״⹂🙶🙷🙸'), "'")
+QUOTES = dict.fromkeys(map(ord, '"“”„‟«»＂″‴‶〝〞〟❝❞ʺ˝״⹂ˮ˶〃🙶🙷🙸'), "'")
 """Characters that a reader may take for the end of a quotation."""
 NAME_CHARS = 120
 _OWN_WORDS = frozenset((*BUILT_IN, "plan"))

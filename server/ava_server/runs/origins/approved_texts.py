@@ -44,6 +44,7 @@ _WRITTEN = [
 ]
 """How numbers are written: what separates thousands, what separates decimals, and the form."""
 _GROUPED = re.compile(r"(\+?)([0-9a-z(][0-9a-z ()/-]*)")
+_TWO_NUMBERS = re.compile(r"([1-9][0-9]*) ?[-/] ?([1-9][0-9]*)")
 """A number in groups, as accounts, cards and telephones have it."""
 _IBAN = re.compile(r"[a-z]{2}\d{2}[a-z0-9]{11,30}")
 
@@ -86,10 +87,10 @@ class ApprovedTexts:
     def _has_grouped(self, value: str) -> bool:
         """Tell whether an IBAN, card or telephone number stands in them as a whole, however both are grouped."""
         form = _grouped_form(value)
-        if form is None or self._left <= 0:
+        if form is None or self._left <= 0 or _is_range(value):
             return False
         self._left -= len(self._text)
-        return form.search(self._text) is not None
+        return any(not _is_range(found[0]) for found in form.finditer(self._text))
 
     def _has_within(self, value: str) -> bool:
         if self._left <= 0:
@@ -167,6 +168,12 @@ def _grouped_form(value: str) -> re.Pattern[str] | None:
     before = rf"(?<![\w@+])(?<!\d[ .,/-]){plus}\(?"
     after = r"(?![\w@])(?![ .,/-]\d)"
     return re.compile(before + "[ ()/-]{0,2}".join(chars) + after)
+
+
+def _is_range(written: str) -> bool:
+    """Tell whether digits may be two numbers, from the smaller one to the larger one: `1200-1350`."""
+    two = _TWO_NUMBERS.fullmatch(written)
+    return two is not None and int(two[1]) < int(two[2])
 
 
 def _is_iban(chars: str) -> bool:

@@ -28,12 +28,12 @@ _KANA = re.compile("[\u3040-\u30ff]")
 _ONE_SCRIPT = re.compile(
     "[\u0e00-\u0eff]+|[\u1780-\u17ff]+|[\u3040-\u309f]+|[\u30a0-\u30ff]+|[\u3005\u3400-\u9fff\uf900-\ufaff]+"
 )
-_PARTICLE = re.compile(
+_KOREAN_PARTICLE = (
     "(?:님|씨|들)?"
     "(?:에게서?|한테서?|께서?|에서[는도]?|으?로부터|으?로[는도]?|부터|까지[는도]?|보다|처럼|마다|이?나|이?랑|하고|이?라고"
     "|이?라는|이?며|이?고|에[는도]?|[만도은는이가을를의와과])?"
-    "(?:입니다|이에요|예요)?(?![\uac00-\ud7a3])"
 )
+_PARTICLE = re.compile(f"{_KOREAN_PARTICLE}(?:입니다|이에요|예요)?(?![\uac00-\ud7a3])")
 """What may follow a Korean noun without a space."""
 _NEGATIONS = frozenset((
     "不", "不要", "不用", "不能", "不得", "不可", "不许", "不許", "不准", "不必", "不会", "不再", "别", "別", "勿",
@@ -44,7 +44,7 @@ _NEGATIONS = frozenset((
 _NEGATED = re.compile(
     "[をはもがに]?[しさせわらかがたなばまきりいちえけれめべ]{0,2}(?:ない|ません|ず(?!つ)|ぬ)"
     "|禁止"
-    "|[을를은는]? ?(?:하지|금지|말고|없이)"
+    f"|{_KOREAN_PARTICLE} ?(?:하지|금지|말고|없이|말아|안 )"
 )
 """What denies the Japanese or Korean word before it."""
 _ROW_OF_ACCENTS = re.compile(r"[^\w\s\x00-\x7f]{30}")

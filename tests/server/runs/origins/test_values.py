@@ -253,6 +253,9 @@ def test_an_account_card_or_telephone_number_is_the_same_without_its_blanks(firs
         ("Call +49 30 12345678.", "493012345678"),
         ("Call 49 30 12345678.", "+493012345678"),
         ("Read report 2026 112 5.", "report20261125"),
+        ("Offer 1200-1350 euros.", "12001350"),  # from one to the other
+        ("Offer 1200/1350 euros.", 12001350),
+        ("Pay to 12001350.", "1200-1350"),
         ("Write to bob 1234 5678.", "bob12345678"),
     ],
 )
