@@ -244,7 +244,7 @@ async def test_a_role_that_asks_for_a_label_runs_where_it_is(root: Path, tmp_pat
             run_worker(make_machine(tmp_path, "plain", url), url, models.base_url),
         ):
             shown = await host.tool("spawn_subagent", role="special", task="Look it up")
-            assert "It runs only on a machine with these labels: gpu." in shown["message"]
+            assert 'It runs only on a machine with these labels: "gpu".' in shown["message"]
             run = await host.start_run(role="special")
             await until(lambda: "a machine with the label gpu" in str(told_of_run(root, run)), within_s=60)
             async with run_worker(make_machine(tmp_path, "gpu", url), url, models.base_url, "--label", "gpu"):
