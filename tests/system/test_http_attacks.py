@@ -117,7 +117,7 @@ async def test_an_answer_to_the_question_of_another_user_has_no_effect(tmp_path:
     async def ana_waits(_context: Any, _params: Any) -> ElicitResult:
         asked.set()
         await over.wait()
-        return ElicitResult(action="decline")
+        return ElicitResult(action="cancel")
 
     async def ben_agrees(_context: Any, _params: Any) -> ElicitResult:
         return ElicitResult(action="accept", content={"decision": "approve"})
