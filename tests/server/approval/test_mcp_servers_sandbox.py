@@ -134,7 +134,7 @@ async def test_landlock_restricts_a_server_to_its_configured_folders(tmp_path: P
     for folder in (hidden, shown):
         folder.mkdir()
         (folder / "note").write_text("READ")
-    write_role(tmp_path / "data", "mcp__lab__look, mcp__lab__write", "effects: {mcp__lab__write: any}\n")
+    write_role(tmp_path / "data", "mcp__lab__look, mcp__lab__write", 'effects: {mcp__lab__write: "allow, any"}\n')
     calls = [Say(calls=[("mcp__lab__look", {"path": str(folder / "note")})]) for folder in (hidden, shown)] + [
         Say(calls=[("mcp__lab__write", {"path": str(folder / "new"), "text": "made"})]) for folder in (hidden, shown)
     ]

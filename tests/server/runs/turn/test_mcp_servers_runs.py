@@ -97,7 +97,7 @@ async def test_a_server_sees_only_its_configured_folders(tmp_path: Path) -> None
         call("write", path=str(shown / "new"), text="made"),
         call("write", path=str(hidden / "new"), text="made"),
         config=config,
-        more="effects: {mcp__lab__write: any}\n",
+        more='effects: {mcp__lab__write: "allow, any"}\n',
     )
     assert not key.success and "PRIVATE" not in key.output and not home.success
     assert "free to see" in note.output
