@@ -108,9 +108,8 @@ async def test_a_worker_never_has_more_runs_than_slots_whatever_queue_they_come_
     worker = Worker()
     queues = queues_for(("eu", "gpu"))
     async with working(place, worker, slots=1, labels=("eu", "gpu")):
-        for queue in queues[1:]:
-            for number in range(2):
-                await delivered(place, f"S-{queue}-{number}", queue)
+        for number, queue in enumerate([*queues[1:], *queues[1:]]):
+            await delivered(place, f"S-{number}", queue)
         await until(lambda: len(worker.held) == 1, within_s=60)
         await anyio.sleep(2 * LEASE_S)
         assert worker.most == 1 and len(worker.runs) == 1
