@@ -113,12 +113,14 @@ def _is_plan_over(view: View, run: RunRow, now_us: int) -> bool:
     """
     if find_stop(view, run, now_us) is not None:
         return True
-    left_s = plan_time(view.plan_caps(run.plan_id), now_us)
-    if left_s is None:
+    caps = view.plan_caps(run.plan_id)
+    left_s = plan_time(caps, now_us)
+    if caps is None or left_s is None:
         return False
     kept_s = 0.0
     if run.generation == 0:
-        kept_s = wrap_time_s(float(loads(run.config).get("timeout_s", 0)))  # a newer program may have written the rest
+        own_s = float(loads(run.config).get("timeout_s", 0))  # a newer program may have written the rest
+        kept_s = wrap_time_s(min(own_s, caps.timeout_s or own_s))
     return left_s <= kept_s
 
 

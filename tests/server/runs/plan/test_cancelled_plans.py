@@ -265,11 +265,14 @@ async def test_a_step_that_stops_the_plan_lets_no_claim_take_a_paused_run(tmp_pa
         assert isinstance(await claimed(lab, slow.id), str), "no claim takes it"
 
 
-async def test_a_run_begins_only_while_its_plan_leaves_it_more_time_than_its_wrap_up_takes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("timeout", "kept_s"), [(300, WRAP_S), (20, 4.0)])
+async def test_a_run_begins_only_while_its_plan_leaves_it_more_time_than_its_wrap_up_takes(
+    tmp_path: Path, timeout: int, kept_s: float
+) -> None:
     """It could only pay for handing in nothing. One that has begun hands in what it has."""
     steps = [plans.step("first", "Look."), plans.step("second", "Look.")]
     async with open_lab(tmp_path, config=CONFIG, runs=False, check=False) as lab:
-        proposal = await plans.propose(lab, steps, timeout=300)
+        proposal = await plans.propose(lab, steps, timeout=timeout)
         await lab.approve(proposal)
         plan_id = str(proposal.group_id)
         assert isinstance(await claimed(lab, plan_id), RunRow)
@@ -283,9 +286,9 @@ async def test_a_run_begins_only_while_its_plan_leaves_it_more_time_than_its_wra
         caps = await lab.store.read(lambda view: view.plan_caps(plan_id))
         assert caps is not None and caps.started_us is not None
         for run, left_s, begins in (
-            ("second", WRAP_S + 0.1, True), ("second", WRAP_S - 0.1, False), ("first", 1, True), ("first", 0, False),
+            ("second", kept_s + 0.1, True), ("second", kept_s - 0.1, False), ("first", 1, True), ("first", 0, False),
         ):  # fmt: skip
-            at_us = caps.started_us + round((300 - left_s) * 1e6)
+            at_us = caps.started_us + round((timeout - left_s) * 1e6)
             command = claim(runs[run], "test", Who("sess-1", "ava", lab.runtime.user), frozenset(), Slots(10, 10))
             outcome = await lab.store.read(lambda view, command=command, at_us=at_us: command(view, at_us))  # type: ignore[misc]
             assert isinstance(outcome.value, RunRow) is begins, (run, left_s, outcome.value)
