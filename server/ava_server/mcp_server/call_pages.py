@@ -45,7 +45,7 @@ class CallLinks:
 
     async def address(self) -> str | None:
         """Return the address of the pages; None where they cannot be served."""
-        with suppress(AvaError, OSError), anyio.move_on_after(background.PAGES_READY_S + 2):
+        with suppress(AvaError, OSError), anyio.move_on_after(background.READY_S + 2):
             return await self._address()
         return None
 
