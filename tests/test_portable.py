@@ -185,13 +185,13 @@ BEHIND: dict[tuple[str, str], str] = {
             (file, "start_new_session")
             for file in (
                 "roles/ava_roles/sandbox/git.py",
-                "roles/ava_roles/texts/parser_process.py",
                 "roles/ava_roles/tools/files.py",
                 "server/ava_server/core/own_program.py",
             )
         ),
         "Windows passes it over",
     ),
+    ("roles/ava_roles/texts/parser_process.py", "process_group"): "Windows passes it over",
     **dict.fromkeys(
         (("roles/ava_roles/texts/parser_process.py", name) for name in ("os.fork", "os.killpg", "signal.SIGKILL")),
         "only where _FORKS has found os.fork; elsewhere the child itself parses, and ends",

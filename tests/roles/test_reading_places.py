@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from dataclasses import replace
 from functools import partial
@@ -10,6 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 from support.foreign.office import p, r, word_file
+from support.processes import children_of
 
 from ava_roles.errors import ParserEnded
 from ava_roles.sandbox.paths import Root
@@ -137,6 +140,23 @@ def test_one_file_at_a_time_has_much_memory(monkeypatch: pytest.MonkeyPatch) -> 
     ):
         parser_process.read_document(WORD, word(10_000))
     assert parser_process.read_document(WORD, word(10)).parts
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is looked up in /proc")
+@pytest.mark.parametrize(("is_patient", "niceness"), [(False, 5), (True, 15)])
+def test_parsers_let_the_server_have_the_processor_first_and_a_searchs_other_parsers(
+    is_patient: bool, niceness: int
+) -> None:
+    """Linux shares the processor out by session first (autogroup), so niceness alone is not enough."""
+    assert WORD is not None
+    others = set(children_of(os.getpid()))
+    with ParserProcess(is_patient=is_patient) as parser:
+        parser.read_document(WORD, word(3))
+        (child,) = set(children_of(os.getpid())) - others
+        assert os.getsid(child) == os.getsid(0)
+        assert os.getpgid(child) == child
+        its_own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, child) == min(its_own + niceness, 19)
 
 
 @pytest.mark.slow

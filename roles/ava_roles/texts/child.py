@@ -1,7 +1,7 @@
 """Child processes of tools, this end of them: messages with the server, and limits that hold whatever a library does.
 
 A child has one task, knows no secrets, and ends with the server. It sends texts to the server, which hides the secrets.
-It is started in a session of its own: a host that ends a server signals the whole process group, and then the server
+It is started in a process group of its own: a host that ends a server signals the server's whole group, and then it
 decides what happens to the call. Without this, a child that the signal ended looked like a search that took too long.
 """
 
