@@ -26,6 +26,7 @@ from ava_audit.events import (
     RunStarted,
     ToolCall,
     ToolResult,
+    UnknownCost,
     Usage,
     UserMessage,
     WorkChecked,
@@ -617,19 +618,16 @@ class History:
             self.thought = usage.thinking_tokens > 0
 
     def count_costs(self, settlements: Iterable[CostUpdate]) -> None:
-        """Count the parts of the cost anew, from all settlements: another process may have booked a late answer's."""
+        """Count the parts of the cost anew, from all settlements of the run, those of other processes too."""
         self.cost_by = {}
         for fact in settlements:
-            if fact.replaces is not None:
-                for name, micros in fact.replaces.cost_by.items():
-                    self.cost_by[name] = self.cost_by.get(name, 0) - micros
-            self._add_cost(fact, None)
+            self._add_cost(fact, fact.replaces)
 
-    def _add_cost(self, fact: CostUpdate, booked: CostUpdate | None) -> None:
+    def _add_cost(self, fact: CostUpdate, booked: CostUpdate | UnknownCost | None) -> None:
         """Add the parts of what a call cost; those that were booked for it before, as unknown, are taken out."""
         if booked is not None:
             for name, micros in booked.cost_by.items():
-                self.cost_by[name] -= micros
+                self.cost_by[name] = self.cost_by.get(name, 0) - micros
         for name, micros in fact.cost_by.items():
             self.cost_by[name] = self.cost_by.get(name, 0) + micros
         if fact.settlement == "unknown":

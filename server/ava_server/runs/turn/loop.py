@@ -507,8 +507,9 @@ class AgentRun:
         if run.in_flight is not None:  # an internal error came between a call and its settlement
             await self._log.settle_lost()
             run = await self._log.read(lambda view: view.run(self.id)) or run
-        settled = await self._log.read(lambda view: view.entries(self.id, 0, ("CostUpdate",)))
-        self._history.count_costs(entry.fact for entry in settled if isinstance(entry.fact, CostUpdate))
+        if sum(self._history.cost_by.values()) != run.cost_micros:  # another process has booked a call's cost
+            settled = await self._log.read(lambda view: view.entries(self.id, 0, ("CostUpdate",)))
+            self._history.count_costs(entry.fact for entry in settled if isinstance(entry.fact, CostUpdate))
         artifacts = await anyio.to_thread.run_sync(self._context.artifacts)
         kept = await self._coding.keep(ended) if self._coding is not None else None
         if kept is not None and kept.fault and ended.verified:
