@@ -120,7 +120,7 @@ def _is_plan_over(view: View, run: RunRow, now_us: int) -> bool:
     kept_s = 0.0
     if run.generation == 0:
         own_s = float(loads(run.config).get("timeout_s", 0))  # a newer program may have written the rest
-        kept_s = wrap_time_s(min(own_s, caps.timeout_s or own_s))
+        kept_s = wrap_time_s(own_s, caps.timeout_s)
     return left_s <= kept_s
 
 

@@ -7,7 +7,7 @@ from ava_audit.view import View
 
 PLAN_TIME_OVER = "the plan's time is over"
 WRAP_S = 30.0
-"""Seconds of a run's time that are kept for its wrap-up; at most a fifth of it."""
+"""Seconds of a run's time that are kept for its wrap-up; at most a fifth of it, or of its plan's."""
 PLAN_RESERVE_S = 60
 """Seconds of its plan's time that a run keeps for its last turn while it waits for a person."""
 
@@ -20,8 +20,13 @@ def plan_time(caps: PlanCaps | None, now_us: int) -> float | None:
     return None if caps is None else caps.left_s(now_us)
 
 
-def wrap_time_s(timeout_s: float) -> float:
-    """Return how many seconds of a run's time, of at most `timeout_s`, are kept for its wrap-up."""
+def wrap_time_s(timeout_s: float, plan_timeout_s: float | None) -> float:
+    """Return how many seconds of a run's time are kept for its wrap-up.
+
+    `timeout_s`: its own; `plan_timeout_s`: that of its plan, None without one.
+    """
+    if plan_timeout_s is not None:
+        timeout_s = min(timeout_s, plan_timeout_s)
     return min(WRAP_S, timeout_s / 5)
 
 

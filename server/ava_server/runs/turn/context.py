@@ -199,6 +199,7 @@ class RunContext:
         ask: Asks the person; None where the run cannot wait for an answer.
         close: Closes the run's folders; after the run's end (True) it also removes them.
         clock: The monotonic clock by which its active time is measured, in seconds.
+        plan_timeout_s: The time that all runs of its plan have together, in seconds; None without such a limit.
         prompt_prefix: The beginning of its prompts that other runs of its plan share; None where nothing is gained.
         find_cut: Returns the error of an answer to a prompt of which its server left out a part; else None.
     """
@@ -226,6 +227,7 @@ class RunContext:
     artifacts: Callable[[], list[dict[str, Any]]] = field(default=list)
     close: Callable[[bool], None] = field(default=_nothing)
     clock: Callable[[], float] = time.monotonic
+    plan_timeout_s: float | None = None
     prompt_prefix: PromptPrefix | None = None
     find_cut: FindCut = no_cut
 
@@ -286,4 +288,4 @@ class ActiveRun:
 
     def work_s(self, left_s: float) -> float:
         """Return how much of the time that is left is for work; the rest is for the wrap-up."""
-        return max(left_s - wrap_time_s(self.config.timeout_s), 0.0)
+        return max(left_s - wrap_time_s(self.config.timeout_s, self.context.plan_timeout_s), 0.0)

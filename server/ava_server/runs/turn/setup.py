@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from ava_audit.events import RunStarted
 from ava_audit.redaction import RunRedactor
-from ava_audit.rows import RunRow
+from ava_audit.rows import PlanCaps, RunRow
 from ava_audit.units import now_us
 from ava_extras import has_extra, missing
 from ava_roles.errors import FolderReplaced, ToolFailed
@@ -175,7 +175,7 @@ class RunSetup:
             FolderReplaced: Its workspace or repository is not the one that was approved.
         """
         config = config_of(run.config)
-        brief, recent = await self._brief_and_calls(run, config)
+        brief, recent, caps = await self._read_log(run, config)
         scratch = self._resources.settings.paths.scratch / run.id
 
         choice = await self.folders.in_time(lambda: self._begin(config, scratch))
@@ -221,6 +221,7 @@ class RunSetup:
             agent=self._agent(config, model, str(prefix.parameters.get("wire")), sandbox, scratch),
             artifacts=lambda: self.folders.artifacts(run.id),
             close=partial(self.folders.close, run, place),
+            plan_timeout_s=caps.timeout_s if caps is not None else None,
             prompt_prefix=self._prompt_prefixes.of_run(run, prefix),
             find_cut=self._find_cut(choice),
         )
@@ -241,14 +242,15 @@ class RunSetup:
 
         return partial(listing.find_cut, listing.catalog_of(choice), choice.model_id, self._resources.clients)
 
-    async def _brief_and_calls(self, run: RunRow, config: RunConfig) -> tuple[Brief, RecentCalls]:
-        """Return the texts of a run, and what the last calls of its model have shown."""
-        brief, recent = await self._resources.store.read(
-            lambda view: (brief_of(view, run), recent_calls(view, config.model)), short=True
+    async def _read_log(self, run: RunRow, config: RunConfig) -> tuple[Brief, RecentCalls, PlanCaps | None]:
+        """Return the texts of a run, what the last calls of its model have shown, and the caps of its plan."""
+        brief, recent, caps = await self._resources.store.read(
+            lambda view: (brief_of(view, run), recent_calls(view, config.model), view.plan_caps(run.plan_id)),
+            short=True,
         )
         if brief is None:
             raise ConfigNotSupported("its task was erased")
-        return brief, recent
+        return brief, recent, caps
 
     def _begin(self, config: RunConfig, scratch: Path) -> Choice:
         """Remove what an earlier process left behind, and return the model, at the price that was approved. Blocks."""

@@ -241,10 +241,7 @@ async def test_a_step_that_stops_the_plan_lets_no_claim_take_a_paused_run(tmp_pa
         proposal = await plans.propose(lab, steps)
         await lab.approve(proposal)
         plan_id = str(proposal.group_id)
-        assert isinstance(await claimed(lab, plan_id), RunRow)
-        for _ in range(3):
-            await advanced(lab, plan_id)
-        runs = {str(row.step): row.id for row in await plans.rows(lab, plan_id)}
+        runs = await begun_steps(lab, plan_id)
         for run_id in runs.values():
             assert isinstance(await claimed(lab, run_id), RunRow)
         slow = await lab.run(runs["slow"])
@@ -275,10 +272,7 @@ async def test_a_run_begins_only_while_its_plan_leaves_it_more_time_than_its_wra
         proposal = await plans.propose(lab, steps, timeout=timeout)
         await lab.approve(proposal)
         plan_id = str(proposal.group_id)
-        assert isinstance(await claimed(lab, plan_id), RunRow)
-        for _ in range(3):
-            await advanced(lab, plan_id)
-        runs = {str(row.step): row.id for row in await plans.rows(lab, plan_id)}
+        runs = await begun_steps(lab, plan_id)
         assert isinstance(await claimed(lab, runs["first"]), RunRow)
         pause = RunPaused(not_before_us=1, why="the provider's limit", active_us=1)
         first = await lab.run(runs["first"])
@@ -292,6 +286,26 @@ async def test_a_run_begins_only_while_its_plan_leaves_it_more_time_than_its_wra
             command = claim(runs[run], "test", Who("sess-1", "ava", lab.runtime.user), frozenset(), Slots(10, 10))
             outcome = await lab.store.read(lambda view, command=command, at_us=at_us: command(view, at_us))  # type: ignore[misc]
             assert isinstance(outcome.value, RunRow) is begins, (run, left_s, outcome.value)
+
+
+async def test_runs_together_for_a_short_time_have_all_but_a_fifth_of_it_for_their_work(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [submit("done")] * 2, config=CONFIG) as lab:
+        made = [await lab.propose(task=task, role="researcher") for task in ("Look.", "Look again.")]
+        approved = await lab.approve(*made, last="2 subagents together, at most $1.00 and 20 s", group_timeout=20)
+        assert approved.status == "approved", approved
+        for proposal in made:
+            run = await lab.ended(proposal.subagent_id)
+            assert run.state == "success", run.stop_reason
+            [call] = await lab.facts(run.id, CostReserved)
+            assert call.last is None, "its first call is for its work, not for handing in what there is"
+
+
+async def begun_steps(lab: Lab, plan_id: str) -> dict[str, str]:
+    """Claim a plan for an instance that does nothing with it, let it start its steps, and return their runs."""
+    assert isinstance(await claimed(lab, plan_id), RunRow)
+    for _ in range(3):
+        await advanced(lab, plan_id)
+    return {str(row.step): row.id for row in await plans.rows(lab, plan_id)}
 
 
 async def advanced(lab: Lab, plan_id: str) -> Advanced:
