@@ -77,7 +77,7 @@ class _Holding:
 
 
 _RESUME = "`ava resume {run}` or `ava cancel {run}`"
-_BACK = f"that comes back within a minute, or with {_RESUME}"
+_BACK = "that comes back within a minute, or with `ava resume {run}` or `ava cancel {run}`"
 PAUSED = _Holding("paused", "let it go on, or `ava cancel {run}`", "let one go on, or `ava cancel {run}`")
 INTERRUPTED = _Holding("interrupted", _RESUME, _RESUME)
 AT_WORK = _Holding("at work", "wait for it, or `ava cancel {run}`", "wait for them, or `ava cancel {run}`")
