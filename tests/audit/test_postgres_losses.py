@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import random
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
+import psycopg
 import pytest
 from support.log import Life, message, run_who, write, write_each
 from support.logs.cutting import all_entries
 from support.logs.on_postgres import (
     WriteLoad,
+    administer,
     append_copy,
     connect_to,
     cut_connections,
@@ -179,12 +183,15 @@ async def test_a_log_that_lost_entries_is_refused_after_others_have_written_past
         await write(log, message("kept"))
         for number in range(lost):
             await write(log, message(f"lost {number}"))
+        others_wrote = threading.Event()
+        compare_after(others_wrote, log, monkeypatch)
         lose_entries(url, after=1)
         async with open_store_at(roots[1], url) as restarted:
             if cut:
                 await anyio.to_thread.run_sync(cut_connections, url)
             for number in range(lost + 2):
                 await write(restarted, message(f"new {number}"))
+            others_wrote.set()
             for _ in range(2):
                 with pytest.raises(LogForked, match=r"number \d is another one.*restart this server"):
                     await write(log, message("by the old process"))
@@ -198,6 +205,18 @@ async def test_a_log_that_lost_entries_is_refused_after_others_have_written_past
         await write(log, message("after a restart"))
     report = verify_on(roots[0], url, monkeypatch)
     assert report.ok and report.entries == lost + 5
+
+
+def compare_after(event: threading.Event, log: store.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a store's look at the log, once a second, wait: before others write, entries are missing, not other ones."""
+    assert isinstance(log._backend, PostgresBackend)
+    meet = log._backend._place.meet
+
+    def meet_after(conn: psycopg.Connection[Any]) -> None:
+        assert event.wait(20)
+        meet(conn)
+
+    monkeypatch.setattr(log._backend._place, "meet", meet_after)
 
 
 async def test_an_idle_process_notices_the_loss_of_what_others_have_told_it(url: str, tmp_path: Path) -> None:
@@ -307,3 +326,24 @@ async def test_a_full_disk_is_refused_with_what_to_do_and_nothing_is_lost(
             assert log.head == written + 1
         report = await anyio.to_thread.run_sync(verify_on, tmp_path, url, monkeypatch)
         assert report.ok and report.entries == written + 1
+
+
+async def test_a_server_whose_full_disk_lets_nobody_connect_is_said_to_be_full(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    """It writes a file with its catalog first, after any change of that; until then it refuses everybody."""
+    with small_disk(server) as (url, disk), anyio.fail_after(60):
+        async with store.Store.open(tmp_path, url) as log:
+            await write(log, message("before"))
+            for file in disk.rglob("pg_internal.init"):
+                file.unlink()
+            room = os.statvfs(disk)
+            used = (room.f_blocks - room.f_bfree) * room.f_frsize
+            await anyio.to_thread.run_sync(mount, "-o", f"remount,size={used}", str(disk))
+            with administer(server) as conn:
+                conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'small'")
+            with pytest.raises(StoreUnavailable, match=r"disk of the Postgres server is full.*free some space"):
+                await write(log, message("lost"))
+            await anyio.to_thread.run_sync(mount, "-o", "remount,size=64m", str(disk))
+            await write(log, message("after"))
+            assert await stored_texts(log) == ["before", "after"]

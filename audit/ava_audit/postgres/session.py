@@ -37,6 +37,11 @@ _HOPELESS = re.compile(
     re.IGNORECASE,
 )
 """A refused connection that waiting does not mend; libpq gives it no code."""
+_DISK_FULL = re.compile("could not write init file|No space left on device")
+"""Refused for want of space: a database whose file with its catalog is missing takes nobody before that is written.
+
+Source: `write_relcache_init_file` in PostgreSQL's relcache.c, which gives the code of an internal error.
+"""
 
 
 class _BoolDumper(Int8Dumper):
@@ -173,10 +178,16 @@ def dial(
 ) -> psycopg.Connection[Any]:
     """Connect: explicit transactions, durable commits, no wait without an end.
 
-    Raises psycopg.Error if it fails; LogForked if it meets another log than this process has worked on.
+    Raises psycopg.Error if it fails, DiskFull if the server's disk is full; LogForked if it meets another log than this
+    process has worked on.
     """
     place.refuse_moved()
-    conn: psycopg.Connection[Any] = psycopg.connect(**conninfo, autocommit=True)
+    try:
+        conn: psycopg.Connection[Any] = psycopg.connect(**conninfo, autocommit=True)
+    except psycopg.OperationalError as error:
+        if _DISK_FULL.search(str(error)):
+            raise psycopg.errors.DiskFull(str(error)) from error
+        raise
     try:
         conn.adapters.register_dumper(int, Int8Dumper)
         conn.adapters.register_dumper(bool, _BoolDumper)
