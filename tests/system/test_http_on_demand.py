@@ -19,6 +19,7 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
+from support.background import host_headers
 from support.http_server import serve_http, token
 from support.postgres import free_port
 from support.stdio import AVA, read_log, until
@@ -42,9 +43,9 @@ async def test_the_command_of_a_host_starts_the_server_once_and_gives_it_a_priva
 ) -> None:
     root = tmp_path / "data"
     async with ended_at_last(root):
-        first = headers(root, port)
+        first = host_headers(root, port)
         pid = process_of(root)
-        assert headers(root, port) == first and process_of(root) == pid
+        assert host_headers(root, port) == first and process_of(root) == pid
         assert answers(port, first) != 401 and answers(port, {}) == 401
         assert os.getsid(pid) != os.getsid(0)
         place = DataRoot(root)
@@ -55,13 +56,13 @@ async def test_the_command_of_a_host_starts_the_server_once_and_gives_it_a_priva
         assert made.scopes == ("spawn", "read"), "it approves nothing that needs a person"
         assert f"tokens.{made.name}" in str(read_log(root, "SettingsChanged")[-1].content)
         assert ava(root, "token", "revoke", made.name).returncode == 0
-        assert headers(root, port) != first and process_of(root) == pid
+        assert host_headers(root, port) != first and process_of(root) == pid
 
 
 async def test_a_killed_server_is_started_again_on_the_same_port(tmp_path: Path, port: int) -> None:
     root = tmp_path / "data"
     async with ended_at_last(root):
-        given = headers(root, port)
+        given = host_headers(root, port)
         pid = process_of(root)
         os.kill(pid, signal.SIGKILL)
         await until(lambda: process_of(root) != pid, within_s=60)
@@ -124,7 +125,7 @@ async def test_uses_a_server_that_a_person_has_started(tmp_path: Path) -> None:
     root = tmp_path / "data"
     async with serve_http(root) as server:
         port = int(server.url.rpartition(":")[2].partition("/")[0])
-        assert answers(port, headers(root, port)) != 401
+        assert answers(port, host_headers(root, port)) != 401
         assert process_of(root) == server.process.pid
         other = ava(root, "connect", "--port", "1")
         assert other.returncode == 30 and f"uses port {port}, not 1" in other.stderr
@@ -250,15 +251,6 @@ async def ended_at_last(root: Path) -> AsyncGenerator[None]:
 
 def process_of(root: Path) -> int:
     return int((root / "http.port").read_text().split()[1])
-
-
-def headers(root: Path, port: int) -> dict[str, str]:
-    done = ava(root, "connect", "--port", str(port))
-    if "did not start within" in done.stderr:  # a slow machine: a host asks again, and the server goes on to start
-        done = ava(root, "connect", "--port", str(port))
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
 
 
 def answers(port: int, given: dict[str, str]) -> int:

@@ -143,6 +143,8 @@ class _StartedProgram:
 
 READY_S = 20.0
 """Seconds that a server has to listen: one on a busy machine of two cores took more than eight."""
+HOST_WAITS_S = 8.0
+"""Seconds that the command of a host waits for that: Claude Code ends the command after ten, loading included."""
 PAGES_PORT = 8643
 """The first port that the pages try."""
 HTTP_IDLE_S = 12 * 3_600.0
@@ -291,7 +293,9 @@ class LocalServer:
             elif started is None:
                 started = self._start_process(stack)
             if time.monotonic() > end:
-                raise ConfigError(f"{self.what} did not start within {within_s:.0f} s; see {words}")
+                raise ConfigError(
+                    f"{self.what} did not start within {within_s:.0f} s, and may yet: try again, or see {words}"
+                )
             time.sleep(0.05)
 
     def _start_process(self, stack: ExitStack) -> _StartedProgram:
@@ -313,8 +317,11 @@ def http_server(root: DataRoot) -> LocalServer:
 
 
 def start_http(root: DataRoot, port: int) -> None:
-    """Blocking. Raises ConfigError: impossible, or it runs on another port."""
-    http_server(root).start(port)
+    """Have the server listen for the host that waits for this command. Blocking.
+
+    Raises ConfigError if it cannot be started, does not listen in time, or listens on another port.
+    """
+    http_server(root).start(port, HOST_WAITS_S)
 
 
 def pages_server(root: DataRoot) -> LocalServer:
