@@ -86,8 +86,7 @@ async def test_without_the_hints_each_policy_asks_the_person_or_refuses(tmp_path
     """The proposal can read the web, so that `auto` does not start it."""
     async with host(tmp_path, "legacy", cancel, name=CODEX_NAME, config=f'approval = "{policy}"\n{PRICED}') as at:
         assert not asks(await hints(at))
-        with anyio.fail_after(30):
-            answer = await at.confirm(await at.propose())
+        answer = await at.confirm(await at.propose())
         assert answer["status"] == "refused"
         [decision] = answer["decisions"]
         assert ("still waits" in decision["refused_because"]) is (policy == "human"), "it is decided elsewhere"

@@ -29,7 +29,7 @@ from ava_audit.events import Fact, RunClaimed, SpawnDecided
 from ava_audit.rows import WAITING, PlanCaps
 from ava_audit.store.store import Store
 from ava_audit.view import View
-from ava_server.core.background import pages_server
+from ava_server.core.background import READY_S, pages_server
 from ava_server.core.data_root import DataRoot
 from ava_server.mcp_server.elicitation import READ_S
 from support.model_server import ModelServer, Script
@@ -102,7 +102,7 @@ class Host:
 
     async def call(self, tool: str, **given: Any) -> dict[str, Any]:
         """Call a tool and return its structured answer."""
-        with anyio.fail_after(30):
+        with anyio.fail_after(READY_S + 40):  # on a busy machine, the pages may not start in time
             answer = await self.client.call_tool(tool, given)
         return structured(answer)
 
