@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-from support.approval.together import approve_together, propose_two, save_and_ask, wait_until_read
+from support.approval.together import approve_together, propose_two, save_and_ask
 from support.model_server import Gate, Step
+from support.runs.plan_questions import rows_that_ask
 from support.runtime import PRICED, hand_over, open_lab
 
 from ava_server.render.plan_view import GIVEN
@@ -22,7 +23,7 @@ async def test_a_wait_ends_when_all_that_is_left_waits_for_the_person(tmp_path: 
     async with open_lab(tmp_path, save_and_ask, config=PRICED) as lab:
         made = await propose_two(lab)
         plan_id = await approve_together(lab, *made, last="2 subagents together, at most $1.00")
-        await wait_until_read(lab, lambda view: len(view.asking_runs(plan_id)) == 2)
+        await rows_that_ask(lab, plan_id, 2)
         began = time.monotonic()
         checked = await lab.call("check_subagent", group_id=plan_id, wait_seconds=20)
         assert time.monotonic() - began < 10, "the plan itself says nothing until it ends"

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import anyio
-
-from ava_audit.view import View
 from support.model_server import Say, Step
 from support.runtime import Lab, hand_over
 
@@ -29,13 +25,6 @@ async def approve_together(lab: Lab, *made: Any, last: str) -> str:
     answer = await lab.approve(*made, last=last)
     assert answer.status == "approved", answer
     return str(answer.group_id)
-
-
-async def wait_until_read(lab: Lab, query: Callable[[View], bool]) -> None:
-    """Wait until a query of the log is true."""
-    with anyio.fail_after(30):
-        while not await lab.store.read(query):
-            await lab.store.wait_for_entry_after(lab.store.head)
 
 
 async def propose_two(lab: Lab, **more: Any) -> list[Any]:

@@ -41,8 +41,9 @@ async def decide_elsewhere(root: Path, made: dict[str, Any], what: Happening, ch
         elif what == "withdrawn":
             await store.do(cancel_run(made["subagent_id"], PERSON, None, "person"))
         if what == "ended":
+            seen = store.head  # before the look: what is written after it wakes the wait
             while not (await store.read(lambda view: view.run(made["subagent_id"]))).ended:  # type: ignore[union-attr]
-                await store.wait_for_entry_after(store.head)
+                seen = await store.wait_for_entry_after(seen)
 
 
 async def never_answer(_asked: ElicitRequestFormParams) -> ElicitResult:
