@@ -25,16 +25,14 @@ OTHERS = ["token=1", "/ABSK", "-----END PRIVATE KEY-----", "A"]
 
 
 @pytest.mark.parametrize(
-    ("piece", "chars"),
-    [(SLOW[0], 500_000), *(pytest.param(each, 4_000_000, marks=pytest.mark.slow) for each in (*SLOW, *OTHERS))],
+    "piece", [SLOW[0], *(pytest.param(each, marks=pytest.mark.slow) for each in (*SLOW[1:], *OTHERS))]
 )
-async def test_the_event_loop_has_its_turn_while_a_long_text_is_searched(piece: str, chars: int) -> None:
-    redactor, text = Redactor({}, stop_if_cancelled), piece * (chars // len(piece))
+async def test_the_event_loop_has_its_turn_while_a_long_text_is_searched(piece: str) -> None:
+    redactor, text = Redactor({}, stop_if_cancelled), piece * (4_000_000 // len(piece))
     gaps: list[float] = []
     async with most_gap(gaps):
         await hide_apart(lambda: redactor.redact(text), len(text), within_s=60)
-    assert max(gaps) < MOST_GAP_S
-    assert len(gaps) > 10
+    assert max(gaps) < MOST_GAP_S < sum(gaps), "a search that is shorter than the longest turn proves nothing"
 
 
 async def test_a_search_ends_at_its_deadline_and_with_its_caller() -> None:
