@@ -159,7 +159,10 @@ class Killing:
             armed.unlink()
         else:
             began = time.monotonic()
-            await until(partial(self._listens_again, before), within_s=BACK_S)
+            try:
+                await until(partial(self._listens_again, before), within_s=BACK_S)
+            except TimeoutError:
+                raise AssertionError(self.root.worker_words.read_text()[-4_000:]) from None
             page = await self.visitor.get(self.pages)
             assert page.status_code == 200 and page.url.path == "/", "the page is signed in, on the same port"
             await self.clients[-1].call("check_subagent")
