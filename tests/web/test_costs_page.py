@@ -113,10 +113,10 @@ def test_each_chart_has_a_table_with_its_figures(auditor: Visitor) -> None:
     page = auditor.get(f"/costs?{WEEK}&all").text
     found = tables(page)
     assert found["ended"] == {
-        "2026-01-02": ["1", "–", "–"],
-        "2025-12-30": ["–", "1", "–"],
-        "2025-12-29": ["–", "1", "–"],
-        "2025-12-28": ["1", "–", "–"],
+        "2026-01-02": ["1", "–", "–", "–"],
+        "2025-12-30": ["–", "–", "1", "–"],
+        "2025-12-29": ["–", "–", "1", "–"],
+        "2025-12-28": ["1", "–", "–", "–"],
     }
     assert columns(page, "ended")[:3] == ["2025-12-28: success 1", "2025-12-29: failed 1", "2025-12-30: failed 1"]
     assert found["tokens"]["2025-12-28"] == ["400", "200"]

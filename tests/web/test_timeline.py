@@ -14,17 +14,22 @@ from support.pages.timeline import RUN, TimelineLog, reservation, settlement, wr
 from support.tool_examples import must_list
 
 from ava_audit.events import (
+    ENDINGS,
     FACTS,
     Activity,
     AssistantMessage,
+    Ending,
     ErrorOccurred,
     LogErased,
     RunClaimed,
+    RunEnded,
     SpawnDecided,
+    SubagentComplete,
     ToolCall,
     ToolResult,
     UserMessage,
 )
+from ava_audit.view import NOT_FAILED
 from ava_server.core.errors import BadInput
 from ava_server.render.approvals import decisions_in
 from ava_server.render.entry_lines import EVENT_NAMES, recent_steps
@@ -140,6 +145,17 @@ def test_an_event_type_without_words_of_its_own_has_its_name_for_people(log: Tim
     log.write(LogErased(run_id=RUN, entries=3, why="asked for"))
     [item] = log.page(Place("oldest")).items
     assert item.shown is not None and (item.shown.title, item.text) == ("Content erased", f"{RUN} asked for")
+
+
+@pytest.mark.parametrize("status", sorted(ENDINGS - {"superseded"}))
+def test_only_an_ending_that_counts_as_failed_is_drawn_as_failed(log: TimelineLog, status: Ending) -> None:
+    result: dict[str, object] = {"status": status, "untrusted_result": {}}
+    log.write(
+        SubagentComplete(status=status, summary="", tokens=0, cost_cents=0, duration=0, subagent_id=RUN, result=result)
+    )
+    log.write(RunEnded(status=status, stop_reason="no passage answers the task"))
+    items = log.page(Place("oldest")).items
+    assert [item.failed for item in items] == [status not in NOT_FAILED] * 2
 
 
 @pytest.mark.parametrize(

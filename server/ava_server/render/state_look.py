@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 from ava_audit.rows import ASKING, EXPIRED, HELD, INTERRUPTED, QUEUED, RUNNING, WAITING
 
-Kind = Literal["running", "queued", "good", "waiting", "stuck", "failed", "stopped"]
+Kind = Literal["running", "queued", "good", "unanswered", "waiting", "stuck", "failed", "stopped"]
 
 
 class StateLook(NamedTuple):
@@ -35,7 +35,7 @@ LOOKS: Mapping[str, StateLook] = {
     **dict.fromkeys((WAITING, *ASKING), _WAITING),
     **dict.fromkeys((INTERRUPTED, HELD), _STUCK),
     "success": _GOOD,
-    "no_answer": StateLook("good", "∅", "0"),
+    "no_answer": StateLook("unanswered", "∅", "0"),
     "partial": StateLook("failed", "◐", "~"),
     **dict.fromkeys(("cancelled", "rejected", EXPIRED, "superseded"), _STOPPED),
 }
@@ -44,6 +44,7 @@ STYLES: Mapping[Kind, str] = {
     "running": "bold blue",
     "queued": "cyan",
     "good": "green",
+    "unanswered": "yellow",
     "waiting": "bold yellow",
     "stuck": "bold magenta",
     "failed": "red",

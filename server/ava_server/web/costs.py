@@ -302,6 +302,7 @@ def charts_of(asked: CostsQuery, found: FoundCosts) -> Iterator[Drawn]:
 
     by_ending = [
         Series("success", "good", sums(lambda each: each.runs, "good")),
+        Series("no answer", "unanswered", sums(lambda each: each.runs, "unanswered")),
         Series("failed", "failed", sums(lambda each: each.runs, "failed")),
         Series("cancelled", "stopped", sums(lambda each: each.runs, "stopped")),
     ]

@@ -20,7 +20,7 @@ from ava_audit import events
 from ava_audit.entries import Entry
 from ava_audit.rows import RunRow
 from ava_audit.units import US_PER_S, format_duration
-from ava_audit.view import View
+from ava_audit.view import NOT_FAILED, View
 from ava_roles.wrap import clean
 from ava_server.budget.money_line import money_wait_words
 from ava_server.core.ids import AGENT, parse_number, state_words
@@ -649,7 +649,7 @@ def _ending(fact: events.Fact) -> Detail:
                 title += ", from a live process"
             return Detail("ask", title)
         case events.SubagentComplete():
-            failed = fact.status not in ("success", "cancelled")
+            failed = fact.status not in NOT_FAILED
             return Detail("end", f"Result: {state_words(fact.status)}", fact.summary, failed)
         case events.RunEnded(status="superseded"):
             return Detail("end", "Replaced by a newer proposal")
@@ -657,7 +657,7 @@ def _ending(fact: events.Fact) -> Detail:
             title = f"Ended as {state_words(fact.status)}"
             if fact.stop_reason:
                 title += f": {reason_words(fact.stop_reason)}"
-            return Detail("end", title, failed=fact.severity != "info")
+            return Detail("end", title, failed=fact.status not in NOT_FAILED)
         case events.Unknown():
             return Detail("note", f"{fact.name}, which a newer Ava wrote", json.dumps(fact.content, ensure_ascii=False))
         case _:

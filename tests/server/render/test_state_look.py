@@ -10,6 +10,7 @@ from support.repository import REPOSITORY
 
 from ava_audit.events import ENDINGS
 from ava_audit.rows import ASKING, EXPIRED, HELD, INTERRUPTED, QUEUED, RUNNING, WAITING
+from ava_audit.view import NOT_FAILED
 from ava_server.render.state_look import LOOKS, STYLES, look_of
 from ava_server.render.words import WORDS
 
@@ -23,6 +24,12 @@ def test_each_state_has_a_sign_and_a_colour_in_both_places(state: str) -> None:
     assert look.plain.isascii() and look.kind in STYLES
     named = re.search(rf"^:is\(\.state,[^)]*\)\.{look.kind} {{ color", css, re.MULTILINE)
     assert named is not None or look.kind == "stopped", "stopped has the colour of every state"
+
+
+def test_a_run_without_an_answer_looks_neither_good_nor_failed() -> None:
+    looks = {look_of(state).kind for state in NOT_FAILED}
+    assert look_of("no_answer").kind not in {"good", "failed"} and "failed" not in looks
+    assert "yellow" in STYLES[look_of("no_answer").kind]
 
 
 def test_no_two_kinds_share_a_sign() -> None:

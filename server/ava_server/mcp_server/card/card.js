@@ -4,7 +4,7 @@
 (() => {
   const ENDED = new Set(["success", "no_answer", "timeout", "cost_exceeded", "token_exceeded", "iteration_limit",
     "tool_limit", "guardrail", "cancelled", "abandoned", "error", "partial", "rejected", "expired", "superseded"]);
-  const NOT_BAD = /^(no_answer|partial|cancelled|rejected|expired|superseded)$/;
+  const NOT_BAD = /^(partial|cancelled|rejected|expired|superseded)$/;
   const WORDS = new Map([["awaiting_approval", "to approve"], ["awaiting_extension", "asks for more"],
     ["awaiting_answer", "asks you"], ["superseded", "replaced"]]);
   const PERSON = /^(awaiting|held)/;
@@ -160,7 +160,7 @@
     const title = element("summary", "", "",
       element("strong", "name", line(run.name || run.subagent_id)),
       element("span", "dim", line([run.name && run.subagent_id, run.role, run.model].filter(Boolean).join(" · "))),
-      element("span", `state ${PERSON.test(run.state) ? "person" : mood}`, WORDS.get(run.state) || line(run.state).replace(/_/g, " ")),
+      element("span", `state ${/^(await|held|no_answer)/.test(run.state) ? "person" : mood}`, WORDS.get(run.state) || line(run.state).replace(/_/g, " ")),
       element("span", "dim brief", figures(run)));
     return element("details", "run", "", title, bars(run), situation(run), steps(run), result(run));
   }
