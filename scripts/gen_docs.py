@@ -494,7 +494,7 @@ EXIT_CODES = {
     17: "No answer found (the offline reader).",
     20: "Model or provider error.",
     21: "A coder's work did not pass verification.",
-    22: "The offline reader did not come to all that it was to read, and found no answer in the rest.",
+    22: "No answer found (the offline reader), and not everything could be read.",
     30: "Configuration error, unusable log, or a file that could not be copied.",
     70: "Internal error.",
     129: "The terminal has gone (`ava status`).",

@@ -159,9 +159,11 @@ class ToolResult(Fact):
     """What a tool call returned. For a subagent's call, `output` is exactly what the model was shown.
 
     `unusable` marks a call that could not be made as requested: the tool does not exist, or its arguments are invalid.
-    `unread` is Ava's own sentence about what the call was to read and did not come to, because its time or its limits
-    were over. Each of `sources` has a `location` (a path or an address) and a `title`; a file that was read whole and
-    without secrets has a `sha256` too. `unknown` marks a failed call of which nobody knows whether it was carried out.
+    `unread` is Ava's own text about what the call was to read and did not: its time or its limits were over, or files
+    could not be read, each of which has a line with the reason. `unread_little`: that is at most a tenth of the files,
+    and none that the question names. Each of `sources` has a `location` (a path or an address) and a `title`; a file
+    that was read whole and without secrets has a `sha256` too. `unknown` marks a failed call of which nobody knows
+    whether it was carried out.
     """
 
     transcript = True
@@ -179,6 +181,7 @@ class ToolResult(Fact):
     sources: tuple[dict[str, str | None], ...] = ()
     unusable: bool | None = None
     unread: str | None = None
+    unread_little: bool | None = None
     unknown: bool | None = None
 
     @property

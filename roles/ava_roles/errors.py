@@ -44,12 +44,14 @@ class FolderReplaced(RolesError):
 class ToolFailed(RolesError):
     """Raised by a tool that failed; the text goes to the model as a failed result.
 
-    `unknown`: whether it did what it was called for is not known.
+    `unknown`: whether it did what it was called for is not known. `unread`: what exists and could not be read, as in
+    `ToolOutput`.
     """
 
-    def __init__(self, text: str, *, unknown: bool = False) -> None:
+    def __init__(self, text: str, *, unknown: bool = False, unread: str = "") -> None:
         super().__init__(text)
         self.unknown = unknown
+        self.unread = unread
 
 
 class AccessRefused(ToolFailed):

@@ -141,7 +141,8 @@ class ToolOutput:
     sources: tuple[Source, ...] = ()  # what was read; a run that ends without a result lists it
     own: bool = False  # the text is Ava's own, or a person's to the run: it is not marked as untrusted
     unknown: bool = False  # it failed, and nobody knows whether it was carried out
-    unread: str = ""  # a sentence about what was not read because the limits of one call were reached
+    unread: str = ""  # what was to be read and was not: how much, and lines `path: reason` of files
+    unread_little: bool = False  # that is at most a tenth of the files, and none that the question names
 
 
 @dataclass(frozen=True)

@@ -177,6 +177,7 @@ ACCOUNTS = "tests/server/runs/turn/test_account_prices.py"
 UNSET = {
     ("RunPaused", "stands_us"): "where a plan's runs were interrupted: tests/server/runs/plan/test_interrupted_plan.py",
     ("ToolResult", "unread"): "where a tool did not finish: tests/server/runs/record/test_no_answer.py",
+    ("ToolResult", "unread_little"): "where a file cannot be read: tests/server/runs/record/test_no_answer.py",
     ("CostReserved", "no_tier"): "where a provider refuses the tier that it was asked for: " + ACCOUNTS,
     ("CostUpdate", "account"): "where an account can have a tier or a place of its own: " + ACCOUNTS,
     ("CostUpdate", "replaces"): "where an answer comes late: tests/server/budget/test_late_answers.py",

@@ -75,6 +75,13 @@ REMOVED = "removed meanwhile from what is kept: ask again"
 _NO_TEXT = hashlib.sha256(NOT_TEXT.encode()).digest()
 _NOTHING_LOST = (NOT_TEXT, GONE)
 _SHARED_REASONS = (*_NOTHING_LOST, NOT_OPENED, TOO_LARGE, NO_EXTRA, NO_ROOM, REMOVED)
+_REASONS_OF_ONE = {
+    NOT_OPENED: "it cannot be opened",
+    TOO_LARGE: "it is too large or damaged",
+    NO_EXTRA: "it needs the extra `documents`",
+    NO_ROOM: "it has more text than is kept at once; give a path",
+    REMOVED: "its text was removed meanwhile; ask again",
+}
 _LOOSE_CHARS = 50_000_000
 """The most characters of texts that are not kept, and that one call has in memory."""
 
@@ -149,6 +156,19 @@ class FolderTexts:
             if why not in _SHARED_REASONS:
                 sentences[path] = why.partition(";")[0]
         return sentences
+
+    def reasons_unread(self) -> dict[str, str]:
+        """Return the files that have text for somebody and were not read to their ends, each with the reason.
+
+        Those that are still waiting are not among them. A reason ends with what to do, where anything can be done.
+        """
+        reasons: dict[str, str] = {}
+        for path, why in self.failed.items():
+            if why not in _NOTHING_LOST:
+                reasons[path] = _REASONS_OF_ONE.get(why, why)
+        for path, end in self.unread.items():
+            reasons[path] = f"{end} not read"
+        return reasons
 
     @property
     def is_whole(self) -> bool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import subprocess
 import time
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import PurePosixPath
@@ -32,7 +33,7 @@ from ava_roles.texts.child import HEAD_BYTES, message, took_too_long
 from ava_roles.texts.child import command as child_command
 from ava_roles.texts.encodings import decode
 from ava_roles.texts.extracted import Extracted, Format, Wanted, format_of
-from ava_roles.texts.passages import FileMatch, PassageRanking, Query, split_lines
+from ava_roles.texts.passages import FileMatch, PassageRanking, Query, filler_words, split_lines
 from ava_roles.texts.places import places_of
 from ava_roles.texts.reading import MAX_ENTRIES, FolderReader, FolderTexts
 from ava_roles.texts.store import TextStore
@@ -117,6 +118,7 @@ def _read(root: Root, args: ReadFileArgs, room: int, hide: Callable[[str], str],
     sha256 = "" if is_longer else hashlib.sha256(packed).hexdigest()
     request = _FileRequest(name, sha256, size, args, room, hide)
     kind = format_of(name, data)
+    document: Extracted | None = None
     try:
         if kind is None:
             return _show_text(request, data, is_cut)
@@ -127,7 +129,9 @@ def _read(root: Root, args: ReadFileArgs, room: int, hide: Callable[[str], str],
             return _show_pages(request, kind, data, document)
         return _show_document(request, kind, document)
     except ToolFailed as error:
-        raise ToolFailed(f"{shown(name)}: {error}") from None
+        text = f"{shown(name)}: {error}"
+        is_unread = kind is not None and document is None
+        raise ToolFailed(text, unread=hide(text) if is_unread else "") from None
 
 
 def _show_text(request: _FileRequest, data: bytes, is_cut: bool) -> ToolOutput:
@@ -477,16 +481,22 @@ class SearchAndRead:
         gaps += _list_files("Not in the text", texts.missing)
         head += at.hide(gaps)
         unread = at.hide(_describe_unread(texts))
+        is_little = bool(unread) and _is_little(texts, args.query)
         if not files:
-            return ToolOutput(f"{head}\n\nTry other words.", count=0, unread=unread)
+            text = f"{head}\n\nTry other words."
+            return ToolOutput(text, count=0, unread=unread, unread_little=is_little)
         sources = tuple(Source(file.path, sha256=file.sha256) for file in files)
         head += _list_files(_NOT_UTF8, {file.path: file.note for file in files})
         text = "\n\n".join([head, *map(_quote, files)])
-        return ToolOutput(text, count=len(sources), sources=sources, unread=unread)
+        return ToolOutput(text, count=len(sources), sources=sources, unread=unread, unread_little=is_little)
 
 
 _LISTED_FILES = 5
 _LISTED_CHARS = 300
+_UNREAD_LISTED = 20
+"""The most files that are named as unread; the rest are counted."""
+_LITTLE_SHARE = 0.1
+_WORD = re.compile(r"[^\W_]+")
 _NOT_UTF8 = "Not in UTF-8"
 
 
@@ -509,24 +519,44 @@ def _list_files(heading: str, sentences: Mapping[str, str]) -> str:
 
 
 def _describe_unread(texts: FolderTexts) -> str:
-    """Say which files were not read although they might have the answer; empty if there are none.
+    """Say how many files were not read although they might have the answer; empty if there are none.
 
-    Pictures and programs do not count: they have no text.
+    A line for each of some files follows, with the reason and what to do. Pictures and programs do not count: they have
+    no text.
     """
     if texts.is_whole:
         return ""
-    sentences = [f"Files searched: {texts.searched:,}.", f"Not searched: {', '.join(_reasons(texts))}."]
-    reasons_by_path = dict(texts.unreadable)
-    for path, end in texts.unread.items():
-        reasons_by_path[path] = f"{end} not read"
-    if reasons_by_path:
-        path, reason = next(iter(reasons_by_path.items()))
-        example = f"{shown(path)}: {reason}"
-        others = len(reasons_by_path) - 1
-        if others:
-            example += f", and {others:,} more"
-        sentences.append(f"{example}.")
-    return " ".join(sentences)
+    lines = [f"Files searched: {texts.searched:,}. Not searched: {', '.join(_reasons(texts))}."]
+    reasons = texts.reasons_unread()
+    for path in islice(reasons, _UNREAD_LISTED):
+        name = shown(path)
+        if len(name) > _LISTED_CHARS:
+            name = "…" + name[1 - _LISTED_CHARS :]
+        lines.append(f"{name}: {reasons[path]}")
+    if len(reasons) > _UNREAD_LISTED:
+        lines.append(f"and {len(reasons) - _UNREAD_LISTED:,} other files")
+    return "\n".join(lines)
+
+
+def _is_little(texts: FolderTexts, question: str) -> bool:
+    """Tell whether what was not read is at most a tenth of the files with text, and none that the question names."""
+    if texts.more:
+        return False
+    reasons = texts.reasons_unread()
+    waiting = [entry.name for entry in texts.waiting]
+    unread = [*reasons, *waiting]
+    not_whole = len(texts.unread)  # these were searched, too
+    total = texts.searched + len(unread) - not_whole
+    if len(unread) > total * _LITTLE_SHARE:
+        return False
+    words = set(_WORD.findall(question.casefold()))
+    return not any(_is_named(path, words) for path in unread)
+
+
+def _is_named(path: str, words: Collection[str]) -> bool:
+    """Tell whether a question with these words names a file: it has all words of the name, numbers included."""
+    in_name = set(_WORD.findall(PurePosixPath(path).stem.casefold()))
+    return bool(in_name - filler_words()) and in_name.issubset(words)
 
 
 def _reasons(texts: FolderTexts) -> list[str]:

@@ -21,6 +21,7 @@ from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import state_words
 from ava_server.render.reasons import reason_words
 from ava_server.render.result import FindingView, Result, UntrustedText, artifact_text, cost_notes, printed, result_of
+from ava_server.runs.record.result import UNREAD
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -44,8 +45,10 @@ ENDING_CODES = {
     "no_answer": 17,
     "partial": 18,
 }
-"""Exit codes by ending; that of an error depends on its kind."""
-_ERROR_CODES, _MODEL = {"verification": 21, "unread": 22, "workshop": 30, "internal": 70, "store": 70}, 20
+"""Exit codes by ending; that of an error depends on its kind, and `UNREAD_CODE` may stand for `no_answer`."""
+UNREAD_CODE = 22
+"""No answer was found, and not everything could be read."""
+_ERROR_CODES, _MODEL = {"verification": 21, "unread": UNREAD_CODE, "workshop": 30, "internal": 70, "store": 70}, 20
 WIDEST = 100
 """Columns of running text at most: longer lines are hard to read."""
 _MARKDOWN_BAR = "> "
@@ -54,7 +57,11 @@ _VERDICT_COLOURS = {"found": "green", "near": "yellow", "not_found": "red"}
 
 
 def exit_code(run: RunRow) -> int:
-    return _ERROR_CODES.get(run.error_kind or "", _MODEL) if run.state == "error" else ENDING_CODES[run.state]
+    if run.state == "error":
+        return _ERROR_CODES.get(run.error_kind or "", _MODEL)
+    if run.state == "no_answer" and run.error_kind == UNREAD:
+        return UNREAD_CODE
+    return ENDING_CODES[run.state]
 
 
 @dataclass(frozen=True)

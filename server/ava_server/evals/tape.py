@@ -473,7 +473,15 @@ class Tape:
             text = self._fill_cut(fact, spec, text, int(footer[1]))
         text += removed * _INVISIBLE
         own = wrapped is None and spec.foreign is None
-        return ToolOutput(text, fact.success, fact.count, sources_of(fact), own=own, unread=fact.unread or "")
+        return ToolOutput(
+            text,
+            fact.success,
+            fact.count,
+            sources_of(fact),
+            own=own,
+            unread=fact.unread or "",
+            unread_little=fact.unread_little or False,
+        )
 
     def _fill_cut(self, fact: ToolResult, spec: ToolSpec, text: str, most: int) -> str:
         """Return an output that was cut, with a filling for what the log does not have of it."""

@@ -59,13 +59,14 @@ class AssistantTurn:
 
 @dataclass(frozen=True)
 class ToolTurn:
-    """The result of one tool call, as the model sees it; `failed` and `unread` tell Ava's own readers more."""
+    """The result of one tool call, as the model sees it; the other fields tell Ava's own readers more."""
 
     call_id: str
     name: str
     text: str
     failed: bool = False
-    unread: str = ""  # what it was to read and did not come to
+    unread: str = ""  # what it was to read and did not, as in `ToolResult`
+    unread_little: bool = False
 
 
 Turn = UserTurn | AssistantTurn | ToolTurn

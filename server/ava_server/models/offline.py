@@ -297,7 +297,7 @@ def _found_answer(chosen: Sequence[Passage], query: Query, spread: Spread, resul
         words = query.found_in("\n\n".join(piece.text for piece in chosen))
         why = f"with words of the task ({_listing(words)})"
         missing = _missing(query, spread)
-    unread = unread_of(results)
+    unread = unread_of(results).sentences
     summary: list[str] = []
     if unread:
         summary.append(f"{NOT_ALL_READ} {unread[0]}")
@@ -318,8 +318,8 @@ def _found_answer(chosen: Sequence[Passage], query: Query, spread: Spread, resul
 
 def _nothing(chosen: Sequence[Passage], query: Query, spread: Spread, results: list[ToolTurn]) -> dict[str, Any]:
     unread = unread_of(results)
-    if unread:
-        return _not_finished(chosen, unread, results)
+    if unread.hides_answer:
+        return _not_known(chosen, unread.sentences, results)
     missing = _missing(query, spread)
     if not results:
         why = "the offline reader had no tool to read with"
@@ -332,11 +332,15 @@ def _nothing(chosen: Sequence[Passage], query: Query, spread: Spread, results: l
     near = None
     if chosen:
         near = f"No answer was found in these passages; they only come closest.\n\n{_listed(chosen)}"
+    not_read = list(unread.sentences)
+    if not_read:
+        not_read[0] = f"{NOT_ALL_READ} {not_read[0]}"
     return {
-        "summary": _fitting(f"No answer found: {why}.", "No language model read this.", FOR_A_MODEL),
+        "summary": _fitting(f"No answer found: {why}.", *not_read, "No language model read this.", FOR_A_MODEL),
         "output": near,
         "confidence": NO_CONFIDENCE,
         "caveats": [
+            *unread.sentences,
             f"No answer found; this does not mean that there is none. No language model read this. {FOR_A_MODEL}",
             "The offline reader can only look for the task's words, in the files of a workspace and on pages "
             "whose URLs stand in the task, and quote them. Name a workspace, a file or a URL, or use words "
@@ -348,15 +352,19 @@ def _nothing(chosen: Sequence[Passage], query: Query, spread: Spread, results: l
     }
 
 
-def _not_finished(chosen: Sequence[Passage], unread: list[str], results: list[ToolTurn]) -> dict[str, Any]:
+def _not_known(chosen: Sequence[Passage], unread: Sequence[str], results: list[ToolTurn]) -> dict[str, Any]:
+    """Say that it is not known whether there is an answer. No model is advised: it could read no more of the files."""
     near = None
     if chosen:
         near = f"What was read has no answer; these passages come closest.\n\n{_listed(chosen)}"
+    advice: list[str] = []
+    if any(result.name == SEARCH and result.failed for result in results):
+        advice.append("Ask about fewer files: name a folder or the files in the task.")
     return {
-        "summary": _fitting(f"{NOT_FINISHED} {unread[0]}", "No language model read this.", FOR_A_MODEL),
+        "summary": _fitting(f"{NOT_FINISHED} {unread[0]}", *unread[1:], *advice, "No language model read this."),
         "output": near,
         "confidence": None,
-        "caveats": [*unread, f"No language model read this. {FOR_A_MODEL}", *_failures(results)],
+        "caveats": [*unread, *advice, "No language model read this.", *_failures(results)],
         "findings": [],
     }
 
@@ -426,6 +434,8 @@ def _failures(results: list[ToolTurn]) -> list[str]:
     partly: list[str] = []
     failed: list[str] = []
     for result in results:
+        if result.unread:  # which says it
+            continue
         partly += left_out(result.name, result.text)
         if result.name != SUBMIT:
             failed += failures(result.name, result.text)

@@ -120,16 +120,52 @@ def left_out(tool: str, output: str) -> list[str]:
     return notes
 
 
-def unread_of(results: Sequence[ToolTurn]) -> list[str]:
-    """Return what calls were to read and did not come to; where every one of them failed, what they failed with."""
+@dataclass(frozen=True)
+class Unread:
+    """What the calls of a run were to read and did not.
+
+    Attributes:
+        sentences: How much that is, and files with their reasons; empty if everything was read.
+        is_little: An answer hardly stands there: it is a small part, and no file that the question names.
+    """
+
+    sentences: tuple[str, ...] = ()
+    is_little: bool = False
+
+    @property
+    def hides_answer(self) -> bool:
+        """Whether it is not known if there is an answer, where none was found in what was read."""
+        return bool(self.sentences) and not self.is_little
+
+
+def unread_of(results: Sequence[ToolTurn]) -> Unread:
+    """Return what calls were to read and did not; where every one of them failed, what they failed with."""
     reading = [result for result in results if result.name != SUBMIT]
-    unread = [result.unread for result in reading if result.unread]
-    if unread or not all(result.failed for result in reading):
-        return unread
+    partly = [result for result in reading if result.unread]
     lines: list[str] = []
-    for result in reading:
-        lines += failures(result.name, result.text)
-    return [f"{line.rstrip('.')}." for line in lines[:NAMED_MOST]]
+    if partly:
+        for result in partly:
+            lines += result.unread.split("\n")
+    elif all(result.failed for result in reading):
+        for result in reading:
+            lines += failures(result.name, result.text)
+        lines = lines[:NAMED_MOST]
+    sentences = [line if line.endswith("…") else f"{line.rstrip('.')}." for line in dict.fromkeys(lines)]
+    is_little = bool(partly) and all(result.unread_little for result in partly)
+    named = tuple(f"{path}: " for path in _files_read(reading))
+    if any(line.startswith(named) for line in lines):  # one that was read, but not to its end
+        is_little = False
+    return Unread(tuple(sentences), is_little)
+
+
+def _files_read(results: Iterable[ToolTurn]) -> Iterator[str]:
+    """Yield the files that were read because the question names them."""
+    for result in results:
+        if result.name == "read_file" and not result.failed:
+            for body in _bodies(result.text):
+                file, _text = _read_head(body)
+                if file:
+                    yield file["path"]
 
 
 @dataclass(frozen=True)

@@ -791,7 +791,14 @@ class History:
 
 
 def _tool_turn(name: str, fact: ToolResult) -> ToolTurn:
-    return ToolTurn(fact.call_id or "", name, fact.output, failed=not fact.success, unread=fact.unread or "")
+    return ToolTurn(
+        fact.call_id or "",
+        name,
+        fact.output,
+        failed=not fact.success,
+        unread=fact.unread or "",
+        unread_little=fact.unread_little or False,
+    )
 
 
 def call_key(call: ToolUse) -> str:

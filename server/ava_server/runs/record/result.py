@@ -43,11 +43,16 @@ LOOKED_AT = "Looked at; nothing was concluded from it before the run ended."
 FOUND = "Found by a web search; it was not read before the run ended."
 
 
+UNREAD = "unread"
+"""The `error_kind` of a run that found no answer and could not read everything; such a `no_answer` is no error."""
+
+
 @dataclass(frozen=True)
 class RunResult:
     """How a run ended.
 
     Attributes:
+        error_kind: What failed, of an error; `UNREAD` of a `no_answer`; else None.
         submitted: What the model handed over; None where it did not.
         call_id: The call that handed over the result; its tool result is written with the ending.
         verified: The verify command has passed on what was handed over; only of a run that changes files.
@@ -89,7 +94,8 @@ def build_result(
         _note_places(untrusted["findings"], quotes, history)
     untrusted["artifacts"] = artifacts
     untrusted["caveats"] += [f"As its proposal said, {note}" for note in config.foreign_notes]
-    if ended.error_kind is not None:
+    error = _error(ended)
+    if error is not None:
         untrusted["error_text"] = hide(ended.error_message)
     changes: dict[str, Any] = {}
     if config.coding is not None:
@@ -104,7 +110,7 @@ def build_result(
         "cost_cents": cents(run.cost_micros),
         "duration_seconds": round(active_s, 1),
         "iterations": run.turns,
-        "error": _error(ended),
+        "error": error,
         "tool_receipts": _tool_receipts(history),
         **_money(run, history, config),
         "quotes_checked": quotes,
@@ -129,7 +135,7 @@ def _outcome(run: RunRow, ended: RunResult) -> dict[str, Any]:
 
 
 def _error(ended: RunResult) -> dict[str, str] | None:
-    if ended.error_kind is None:
+    if ended.error_kind in (None, UNREAD):
         return None
     return {
         "kind": ended.error_kind,

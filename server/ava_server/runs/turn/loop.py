@@ -45,7 +45,7 @@ from ava_server.runs.record.endings import ON_REQUEST, cancel_reason, ending_eve
 from ava_server.runs.record.history import History
 from ava_server.runs.record.invalid_answers import REPAIRS, cut_caveat, error_of, explain_cut_call
 from ava_server.runs.record.plan_time import PLAN_TIME_OVER
-from ava_server.runs.record.result import RunResult, build_result
+from ava_server.runs.record.result import UNREAD, RunResult, build_result
 from ava_server.runs.record.submit import NAME as SUBMIT
 from ava_server.runs.record.submit import SubmitArgs, accept
 from ava_server.runs.turn.context import ActiveRun, RunContext, RunLeft, nobody_gone
@@ -418,13 +418,14 @@ class AgentRun:
         if self._config.model in (OFFLINE, SCRIPTED) and not submitted.findings:  # they can only quote
             from ava_server.models.offline_passages import unread_of  # loaded by then
 
-            if unread_of(self._history.tool_turns()):
-                return RunResult(
-                    "error", "not everything was read, so it is not known whether there is an answer",
-                    submitted, call_id=call_id, error_kind="unread", error_message=submitted.summary,
-                    what_to_do="Ask about fewer files: name a folder or the files in the task; or set a model.",
-                )  # fmt: skip
-            return RunResult("no_answer", "no passage answers the task", submitted, call_id=call_id)
+            unread = unread_of(self._history.tool_turns())
+            reason = "no passage answers the task"
+            if unread.hides_answer:
+                reason = "not everything was read, so it is not known whether there is an answer"
+            elif unread.sentences:
+                reason = "no passage answers the task; not everything was read"
+            kind = UNREAD if unread.sentences else None
+            return RunResult("no_answer", reason, submitted, call_id=call_id, error_kind=kind)
         return RunResult("success", "the subagent handed over its result", submitted, call_id=call_id)
 
     async def _accept_text(self, completion: Completion) -> RunResult | None:

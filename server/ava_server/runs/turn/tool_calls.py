@@ -456,7 +456,7 @@ class ToolCalls:
         except TimeoutError:
             return _timed_out(tool.spec)
         except ToolFailed as error:
-            output = ToolOutput(str(error), success=False, unknown=error.unknown)
+            output = ToolOutput(str(error), success=False, unknown=error.unknown, unread=error.unread)
         except Exception as error:
             says_no_value = isinstance(error, AuditError) or shortage_in(error)
             if injected and not says_no_value:  # an internal error, whose message and traceback may hold a value
@@ -526,6 +526,7 @@ class ToolCalls:
             scratch=scratch,
             sources=tuple(self._source_fields(source, hashed=not any(hide.secrets)) for source in sources),
             unread=output.unread or None,
+            unread_little=output.unread_little or None,
             unknown=output.unknown or None,
         )
 
