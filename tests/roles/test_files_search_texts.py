@@ -253,3 +253,22 @@ async def test_what_stands_beside_a_document_is_none(at: ToolContext, tmp_path: 
     found = await ask_files(at, "rent")
     assert "1150 euro" in found.text
     assert "cannot be read" not in found.text
+
+
+COMPANIONS = {
+    "an empty file of a Mac": ("._rent.docx", b""),
+    "a large file of a Mac": ("._rent.docx", b"\x00\x05\x16\x07" + bytes(10_000_001)),
+    "a file of a Mac without its mark": ("._rent.pptx", b"\x00\x01" + bytes(600)),
+    "an empty lock": ("~$rent.docx", b""),
+    "a lock of an old file": ("~$rent.doc", b"\x06Editor" + bytes(155)),
+}
+
+
+@pytest.mark.parametrize("case", COMPANIONS)
+async def test_no_file_that_stands_beside_a_document_is_unread(at: ToolContext, tmp_path: Path, case: str) -> None:
+    before = (await ask_files(at, "rent")).unread
+    name, data = COMPANIONS[case]
+    (tmp_path / name).write_bytes(data)
+    got = await ask_files(at, "rent")
+    assert before == got.unread == "" and "Cannot be read" not in got.text
+    assert "not text" in got.text.split("\n")[0], "it is among what was left out"

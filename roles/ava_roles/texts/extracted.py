@@ -22,7 +22,7 @@ _MOST_RANGES = 50
 OLE_MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 """How a binary file of an old Office begins, and an encrypted one of a new Office."""
 _APPLE_DOUBLE_MAGIC = b"\x00\x05\x16\x07"
-_ZIP_MAGIC = b"PK"
+_DOCUMENT_MAGIC = (b"PK", OLE_MAGIC, b"{\\rtf")
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,12 @@ def _stands_beside_document(name: str, data: bytes) -> bool:
     """
     if data.startswith(_APPLE_DOUBLE_MAGIC):
         return True
-    is_lock = PurePosixPath(name).name.startswith("~$")
-    return is_lock and data != b"" and not data.startswith((_ZIP_MAGIC, OLE_MAGIC))
+    return is_name_beside_document(name) and data != b"" and not data.startswith(_DOCUMENT_MAGIC)
+
+
+def is_name_beside_document(name: str) -> bool:
+    """Tell whether a file may only stand beside a document, by its name; a document may be called so, too."""
+    return PurePosixPath(name).name.startswith(("._", "~$"))
 
 
 def is_pdf(data: bytes) -> bool:

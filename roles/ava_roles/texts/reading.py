@@ -30,6 +30,7 @@ from ava_roles.texts.extracted import (
     Part,
     Wanted,
     format_of,
+    is_name_beside_document,
     row_places,
 )
 from ava_roles.texts.headings import HEADINGS_BYTES, headings_of
@@ -356,7 +357,8 @@ class FolderReader:
         """Return a file's mark as it is now, and its text or why it has none."""
         name = entry.name
         try:
-            if format_of(name) is None:
+            may_stand_beside = is_name_beside_document(name)
+            if format_of(name) is None or may_stand_beside:
                 # A long binary file is known by its start; the rest is not read.
                 packed, is_longer, mark = self._root.read_marked(name, _HEAD_BYTES)
                 head, has_more = unpacked(packed, _HEAD_BYTES)
@@ -372,6 +374,8 @@ class FolderReader:
             return None, NOT_OPENED
         if more:
             return None, TOO_LARGE
+        if may_stand_beside and not data:
+            return mark, self._not_text()
         sha256 = hashlib.sha256(data).hexdigest()
         texts.hashes[name] = sha256
         kind = format_of(name, data)
