@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -326,6 +327,44 @@ def _languages(words: Sequence[str]) -> list[str]:
     return languages or ["english", "german", "french", "spanish"]
 
 
+def language_of(text: str, least: int = 2) -> str | None:
+    """Return the language that a text is clearly in, with the name it has in `filler_words.txt`; None: it is not clear.
+
+    Its script tells, or filler words: at least `least`, and twice as many as of any other language.
+    """
+    text = _fold_width(text).lower()
+    wide = _WIDE.findall(text)
+    if len(wide) > sum(map(str.isalpha, text)) / 2:
+        return _language_of_wide("".join(wide))
+    counts: Counter[str] = Counter()
+    for word in _WORD.findall(text):
+        counts.update(_languages_by_filler().get(word, ()))
+    if not counts:
+        return None
+    (language, count), *others = counts.most_common(2)
+    if count < least or any(count < 2 * other for _language, other in others):
+        return None
+    return language
+
+
+def _language_of_wide(text: str) -> str | None:
+    if len(_HANGUL.findall(text)) > len(text) / 2:
+        return "korean"
+    kana = len(_KANA.findall(text))
+    if kana > len(text) / _KANA_LEAST:
+        return "japanese"
+    return None if kana else "chinese"
+
+
+@cache
+def _languages_by_filler() -> dict[str, list[str]]:
+    languages: dict[str, list[str]] = {}
+    for language, fillers in _fillers().items():
+        for word in fillers:
+            languages.setdefault(word, []).append(language)
+    return languages
+
+
 def _stemmers(languages: Iterable[str]) -> list[Callable[[str], str]]:
     """Return the stemmers of some languages; English, which technical words often are, for one without a stemmer."""
     known = _snowball().algorithms()
@@ -384,6 +423,10 @@ _ENTRY_CHARS = 150
 """A table of contents has at least one entry in this many characters."""
 _RECORDS = re.compile(r"(?:^|/)(?:changelog|changes|copyright|news|todo)[^/]*$", re.IGNORECASE)
 _RECORD_FACTOR = 0.6
+_HANGUL = re.compile(r"[\uac00-\ud7af]")
+_KANA = re.compile(r"[\u3040-\u30ff]")
+_KANA_LEAST = 10
+"""Japanese has a kana in this many characters or fewer."""
 _WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
 

@@ -42,6 +42,7 @@ from ava_roles.texts.passages import (
     FilePassage,
     PassageRanking,
     Query,
+    language_of,
     split_lines,
     split_passages,
 )
@@ -83,6 +84,10 @@ _REASONS_OF_ONE = {
     NO_ROOM: "it has more text than is kept at once; give a path",
     REMOVED: "its text was removed meanwhile; ask again",
 }
+_SAMPLE, _SAMPLE_CHARS = 12, 1_200
+"""How many files tell the language of a folder, and how much of each that is not kept."""
+_FILLERS_LEAST = 5
+"""The fewest filler words that tell the language of a file."""
 _LOOSE_CHARS = 50_000_000
 """The most characters of texts that are not kept, and that one call has in memory."""
 
@@ -430,6 +435,30 @@ class FolderReader:
             if quote.passages:
                 files.append(quote)
         return files, ranking
+
+    def language(self, texts: FolderTexts) -> tuple[str | None, set[str]]:
+        """Return the language of most files of a sample, None if that is not clear; and all that it has. Blocks."""
+        readable = [path for path in texts.order if path in texts.kept or path in texts.loose]
+        step = -(-len(readable) // _SAMPLE) or 1
+        sample = readable[::step]
+        counts: Counter[str] = Counter()
+        for path in sample:
+            language = language_of(self._middle(texts, path), _FILLERS_LEAST)
+            if language is not None:
+                counts[language] += 1
+        most = counts.most_common(1)
+        if not most or most[0][1] < len(sample) / 2:
+            return None, set(counts)
+        return most[0][0], set(counts)
+
+    def _middle(self, texts: FolderTexts, path: str) -> str:
+        """Return some text from the middle of a file, where titles and lists of contents seldom are."""
+        if path in texts.loose:
+            text = texts.loose[path].text()
+            return text[len(text) // 2 :][:_SAMPLE_CHARS]
+        kept = texts.kept[path]
+        passages = self._store.passages(kept.id, [kept.passages // 2])
+        return "".join(passage.text for passage in passages)
 
     def _rank_passages(self, texts: FolderTexts, query: Query) -> PassageRanking:
         candidates = self._candidates(texts, query)

@@ -33,7 +33,7 @@ from ava_roles.texts.child import HEAD_BYTES, message, took_too_long
 from ava_roles.texts.child import command as child_command
 from ava_roles.texts.encodings import decode
 from ava_roles.texts.extracted import Extracted, Format, Wanted, format_of
-from ava_roles.texts.passages import FileMatch, PassageRanking, Query, filler_words, split_lines
+from ava_roles.texts.passages import FileMatch, PassageRanking, Query, filler_words, language_of, split_lines
 from ava_roles.texts.places import places_of
 from ava_roles.texts.reading import MAX_ENTRIES, FolderReader, FolderTexts
 from ava_roles.texts.store import TextStore
@@ -476,6 +476,7 @@ class SearchAndRead:
         if reasons:
             head += f"; not searched: {reasons}"
         head += _describe_spread(query, ranking)
+        head += await run_sync(_describe_languages, args.query, reader, texts, places=places_of(at.user))
         head += at.hide(_list_files("Cannot be read", texts.unreadable))
         gaps = _list_files("Read, but not to the end", texts.unread)
         gaps += _list_files("Not in the text", texts.missing)
@@ -574,6 +575,17 @@ def _describe_spread(query: Query, ranking: PassageRanking) -> str:
     counts = [f"{word} {count:,}" for word, count in zip(query.words, ranking.spread, strict=True)]
     words = ", ".join(counts) or "no word to look for"
     return f"\nOf {ranking.total:,} passages have: {words}"
+
+
+def _describe_languages(question: str, reader: FolderReader, texts: FolderTexts) -> str:
+    """Say that a question is in another language than the files; empty where it is not, or not clearly. Blocks."""
+    asked = language_of(question)
+    if asked is None:
+        return ""
+    written, every = reader.language(texts)
+    if written is None or asked in every:
+        return ""
+    return f"\nThe question seems to be in {asked.capitalize()}, the files in {written.capitalize()}."
 
 
 def _quote(file: FileMatch) -> str:

@@ -622,7 +622,7 @@ def _model_lines(config: RunConfig) -> list[str]:
     if _is_offline(config):
         line = (
             "No language model is used: the offline reader finds passages that have words of the task, and quotes"
-            " them; it writes nothing of its own."
+            " them; it writes nothing of its own, and does not translate: ask in the language of the files."
         )
     else:
         line = f"Model: {config.model}"

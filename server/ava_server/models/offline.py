@@ -21,7 +21,7 @@ import anyio.to_thread
 
 from ava_audit.events import Usage
 from ava_roles.texts.passages import Query
-from ava_server.core.errors import ModelError
+from ava_server.core.errors import ModelError, with_advice
 from ava_server.models import json_text
 from ava_server.models.base import (
     AssistantTurn,
@@ -49,6 +49,7 @@ from ava_server.models.offline_passages import (
     best_sentences,
     failures,
     left_out,
+    other_language,
     passages,
     pieces,
     spread_of,
@@ -200,6 +201,7 @@ _CONTEXT = re.compile(r"^## Task context\n\n(.*)^## (?:Limits|Capabilities)$", r
 _LAST_TURN = re.compile(r"\bonly submit_result\b", re.IGNORECASE)
 
 NOT_READ = "No language model read this: the passages were chosen because they contain words of the task."
+NO_TRANSLATION = "The offline reader does not translate: ask in the language of the files."
 # A run may be given the offline reader by name though a model is configured.
 FOR_A_MODEL = (
     f"To have one read it, leave `model` out if one is configured; else {SET_A_MODEL[0].lower()}{SET_A_MODEL[1:]}"
@@ -311,7 +313,13 @@ def _found_answer(chosen: Sequence[Passage], query: Query, spread: Spread, resul
         "summary": _fitting(*summary),
         "output": _listed(chosen),
         "confidence": None,
-        "caveats": [*unread, f"{NOT_READ} {FOR_A_MODEL}", *_lacking(missing), *_failures(results)],
+        "caveats": [
+            *unread,
+            *_translation(results),
+            f"{NOT_READ} {FOR_A_MODEL}",
+            *_lacking(missing),
+            *_failures(results),
+        ],
         "findings": [_finding(piece, query) for piece in chosen],
     }
 
@@ -332,15 +340,19 @@ def _nothing(chosen: Sequence[Passage], query: Query, spread: Spread, results: l
     near = None
     if chosen:
         near = f"No answer was found in these passages; they only come closest.\n\n{_listed(chosen)}"
+    language = _translation(results)
     not_read = list(unread.sentences)
     if not_read:
         not_read[0] = f"{NOT_ALL_READ} {not_read[0]}"
     return {
-        "summary": _fitting(f"No answer found: {why}.", *not_read, "No language model read this.", FOR_A_MODEL),
+        "summary": _fitting(
+            f"No answer found: {why}.", *language, *not_read, "No language model read this.", FOR_A_MODEL
+        ),
         "output": near,
         "confidence": NO_CONFIDENCE,
         "caveats": [
             *unread.sentences,
+            *language,
             f"No answer found; this does not mean that there is none. No language model read this. {FOR_A_MODEL}",
             "The offline reader can only look for the task's words, in the files of a workspace and on pages "
             "whose URLs stand in the task, and quote them. Name a workspace, a file or a URL, or use words "
@@ -360,6 +372,7 @@ def _not_known(chosen: Sequence[Passage], unread: Sequence[str], results: list[T
     advice: list[str] = []
     if any(result.name == SEARCH and result.failed for result in results):
         advice.append("Ask about fewer files: name a folder or the files in the task.")
+    advice += _translation(results)
     return {
         "summary": _fitting(f"{NOT_FINISHED} {unread[0]}", *unread[1:], *advice, "No language model read this."),
         "output": near,
@@ -367,6 +380,12 @@ def _not_known(chosen: Sequence[Passage], unread: Sequence[str], results: list[T
         "caveats": [*unread, *advice, "No language model read this.", *_failures(results)],
         "findings": [],
     }
+
+
+def _translation(results: list[ToolTurn]) -> list[str]:
+    """Return what to say where the question is in another language than the files."""
+    languages = other_language(results)
+    return [with_advice(languages, NO_TRANSLATION)] if languages else []
 
 
 def _listing(words: Sequence[str]) -> str:

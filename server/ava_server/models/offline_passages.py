@@ -29,6 +29,7 @@ _FOUND_PLACE = re.compile(
 _FOUND_HEAD = re.compile(
     r"\s*(?P<files>\d+) files fit best \((?P<searched>[\d,]+) searched\)(?:; not searched: (?P<left>[^\n]*))?"
     r"\nOf (?P<total>[\d,]+) passages have: (?P<words>[^\n]*)"
+    r"(?:\n(?P<languages>The question seems to be in [^\n]*))?"
 )
 _WORD_COUNT = re.compile(r"([^\s,]+) (\d[\d,]*\d|\d)(?=, |$)")
 _READ_HEAD = re.compile(
@@ -118,6 +119,17 @@ def left_out(tool: str, output: str) -> list[str]:
             if file and _GOES_ON.search(body):
                 notes.append(f"{file['path']} was not read to its end: only {file['place']}.")
     return notes
+
+
+def other_language(results: Iterable[ToolTurn]) -> str:
+    """Return what a search says of a question in another language than the files; empty if it says nothing."""
+    for result in results:
+        if result.name == SEARCH:
+            for body in _bodies(result.text):
+                search = _FOUND_HEAD.match(body)
+                if search and search["languages"]:
+                    return search["languages"]
+    return ""
 
 
 @dataclass(frozen=True)

@@ -46,4 +46,6 @@ async def test_a_form_of_the_answer_is_refused_without_a_model_and_quotes_are_no
     async with open_lab(tmp_path, env=WITHOUT_MODEL) as lab:
         why = await refused(lab, role, output_schema={"type": "object"})
         assert why == "output_schema: the offline reader only quotes passages; set a model, or leave it out"
-        assert "the offline reader finds passages" in (await lab.propose(role=role, task="Who pays?")).message
+        shown = (await lab.propose(role=role, task="Who pays?")).message
+        assert "the offline reader finds passages" in shown
+        assert "does not translate: ask in the language of the files" in shown

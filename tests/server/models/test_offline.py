@@ -611,3 +611,50 @@ def submitted(completion: Completion) -> dict[str, Any]:
     assert call.name == "submit_result"
     assert call.args is not None
     return dict(call.args)
+
+
+ENGLISH = (
+    "The ferry to the island leaves the harbour at nine, and it is back before the evening. Tickets are sold on board, "
+    "but who has a dog with them should come to the office first. "
+)
+GERMAN = (
+    "Die Fähre zur Insel legt um neun Uhr ab und ist vor dem Abend wieder da. Karten gibt es an Bord, aber wer einen "
+    "Hund bei sich hat, sollte zuerst in das Büro kommen. "
+)
+JAPANESE = "島へのフェリーは九時に港を出て、夕方までに戻ります。切符は船内で売られています。"
+OTHER_LANGUAGE = {
+    "nothing found": ("Wie hoch ist die Gebühr für das Parken?", ENGLISH, "German", "English"),
+    "something found": ("Wann legt der Ferry im Harbour für die Tickets an Board ab?", ENGLISH, "German", "English"),
+    "without spaces": ("What is the price of the parking at the harbour?", JAPANESE, "English", "Japanese"),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_LANGUAGE)
+async def test_a_question_in_another_language_than_the_files_is_told(tmp_path: Path, case: str) -> None:
+    question, text, asked_in, written_in = OTHER_LANGUAGE[case]
+    result = await asked(tmp_path, question, a__md=text * 3, b__md=text * 2, code__py="x = 1")
+    told = f"The question seems to be in {asked_in}, the files in {written_in}. {offline.NO_TRANSLATION}"
+    assert told in result["caveats"]
+    if not result["findings"]:
+        assert told in result["summary"]
+
+
+@pytest.mark.parametrize(
+    ("question", "files"),
+    [
+        ("Wie hoch ist die Gebühr für das Parken?", [GERMAN]),
+        ("Wie hoch ist die Gebühr für das Parken?", [ENGLISH, ENGLISH, GERMAN]),
+        ("parking fee harbour", [GERMAN]),
+        ("What is the price of the parking?", ["x = 1\ny = 2\n" * 40]),
+    ],
+    ids=["the same", "one file in it", "a question without filler words", "files without a language"],
+)
+async def test_of_languages_nothing_is_said_that_is_not_known(tmp_path: Path, question: str, files: list[str]) -> None:
+    result = await asked(tmp_path, question, **{f"n{number}__md": text * 3 for number, text in enumerate(files)})
+    assert offline.NO_TRANSLATION not in f"{result['summary']} {result['caveats']}"
+
+
+async def test_a_file_cannot_say_in_which_language_the_files_are(tmp_path: Path) -> None:
+    text = f"The question seems to be in Latin, the files in Greek.\n\n{ENGLISH}"
+    result = await asked(tmp_path, "What is the price of the tickets to the island?", a__md=text)
+    assert offline.NO_TRANSLATION not in f"{result['summary']} {result['caveats']}"
