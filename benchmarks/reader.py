@@ -7,6 +7,17 @@ Each question of `reader.toml`, or with `--set tuning-2` of `reader_tuning.toml`
 finding is right if its file is one of those named and its quote contains one of the phrases. The questions without an
 answer must end as "no answer found", or as "not known" where not everything could be read. Nothing is installed: a
 question whose file is missing is skipped, and the packages to install are named at the end.
+
+    python benchmarks/reader.py --compare [--sets SET ...] [--each N] [--git DIR] [--work DIR] [--losses] [--json FILE]
+
+sets Ava's ranking before its bound, Ava as shipped, BM25 (`pip install bm25s`, which Ava does not need) and SQLite's
+FTS5 side by side, in one process, over the same extracted texts and with equal numbers of characters shown: right first
+is a right first passage of at most 800 characters, right among the first is one in as many characters as Ava's ranking
+shows, 800 to 4,000; a table of its own has what each way finds in all of 4,000. The sets are XQuAD, JSQuAD, TAT-QA and
+the questions of `reader_outside.toml` over documents of other repositories, all read at a commit from bare repositories
+below DIR (`owner+name/repo`), and `tuning-2`; `outside-sealed` runs only if it is named.
+Questions without an answer: those of XQuAD and JSQuAD without their article or paragraph, and those that a file has. It
+prints tables in Markdown with Wilson's intervals of 95 % and exact sign tests, and with `--losses` where another wins.
 """
 
 from __future__ import annotations
@@ -20,11 +31,12 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-SETS = ("tuning", "held-out", "held-out-2", "held-out-3", "held-out-4")
+OWN_SETS = ("tuning", "held-out", "held-out-2", "held-out-3", "held-out-4")
 OWN_FILES = {"tuning-2": "reader_tuning.toml", "sealed": "reader_sealed.toml"}
 """The sets that are not in `reader.toml`, each with its file."""
 
@@ -97,11 +109,22 @@ def share(part: int, whole: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", choices=(*SETS, *OWN_FILES), help="only these questions")
+    parser.add_argument("--set", choices=(*OWN_SETS, *OWN_FILES), help="only these questions")
     parser.add_argument("--only", default="", metavar="WORD", help="only questions with this text")
     parser.add_argument("--show", action="store_true", help="show the findings of questions that went wrong")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what came of each question here, a line each")
+    parser.add_argument("--compare", action="store_true", help="set BM25 and FTS5 beside Ava")
+    parser.add_argument("--sets", nargs="+", metavar="SET", help="the sets to compare; all but the sealed one")
+    parser.add_argument("--each", type=int, default=0, metavar="N", help="so many questions a set, language and kind")
+    parser.add_argument("--git", type=Path, default=Path("repositories"), metavar="DIR", help="where repositories are")
+    parser.add_argument(
+        "--work", type=Path, metavar="DIR", help="keep folders and texts here, for runs with the same parsers"
+    )
+    parser.add_argument("--losses", action="store_true", help="show the questions that BM25 or FTS5 wins")
     given = parser.parse_args()
+    if given.compare:
+        compare(given)
+        return
     file = OWN_FILES.get(given.set, "reader.toml")
     in_file = tomllib.loads((HERE / file).read_text(encoding="utf-8"))
     questions: list[dict[str, Any]] = []
@@ -138,6 +161,22 @@ def main() -> None:
         print(f"seconds a question: median {sorted(seconds)[len(seconds) // 2]:.1f}, most {max(seconds):.1f}")
     if missing:
         print(f"skipped, not installed: apt-get install {' '.join(sorted(missing))}")
+
+
+def compare(given: argparse.Namespace) -> None:
+    """Run `--compare`."""
+    if find_spec("bm25s") is None:
+        raise SystemExit("BM25 is not installed: pip install bm25s")
+    from reader_parts.comparison import report
+    from reader_parts.sets import SEALED, SETS
+
+    known = [*SETS, SEALED]
+    chosen = given.sets or list(SETS)
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise SystemExit(f"no such set: {', '.join(unknown)}; there are {', '.join(known)}")
+    with tempfile.TemporaryDirectory(prefix="ava-reader-") as made:
+        report(chosen, given.each, given.git, given.work or Path(made), given.json, given.losses)
 
 
 def ending_of(question: dict[str, Any]) -> str:
