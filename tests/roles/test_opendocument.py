@@ -144,6 +144,25 @@ def test_what_is_beside_the_cells_is_read_or_named() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "about", "shown"),
+    [
+        ("3 %", 'office:value-type="percentage" office:value="0.025"', "3 % (exactly 0.025)"),
+        ("1.234,50 €", 'office:value-type="currency" office:value="1234.5"', "1.234,50 €"),
+        ("9 467", 'office:value-type="float" office:value="9467"', "9 467"),
+        ("20", 'office:value-type="float" office:value="19.99"', "20 (exactly 19.99)"),
+        ("2 of 3", 'office:value-type="float" office:value="2"', "2 of 3"),
+        ("7", 'office:value-type="float" office:value="nan"', "7"),
+        ("7", 'office:value-type="float" office:value="1e999"', "7"),
+        ("7", 'office:value-type="float" office:value="x"', "7"),
+        ("15.03.2023", 'office:value-type="date" office:date-value="2023-03-15" office:value="1"', "15.03.2023"),
+    ],
+)
+def test_a_figure_has_its_exact_value_where_rounding_hides_it(text: str, about: str, shown: str) -> None:
+    found = read_ods(open_file(sheet(row(cell(text, about))), "spreadsheet"))
+    assert f"| 1 | {shown} |" in found.parts[0].text
+
+
 def test_rows_that_are_the_same_are_counted() -> None:
     found = read_ods(open_file(sheet(row(cell("a"), about='table:number-rows-repeated="1000000000"')), "spreadsheet"))
     lines = found.parts[0].text.split("\n")

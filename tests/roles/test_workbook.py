@@ -69,6 +69,33 @@ def test_shows_numbers_as_their_format_says(value: float, code: str, shown: str)
     assert show_number(value, code) == shown
 
 
+@pytest.mark.parametrize(
+    ("value", "code", "shown"),
+    [
+        (0.025, "0%", "3% (exactly 0.025)"),
+        (19.99, "#,##0", "20 (exactly 19.99)"),
+        (-0.4, "0.0", "-0.4"),
+        (1_234_567, "#,##0,", "1,235 (exactly 1234567)"),
+        (2 / 3, "0%", "67% (exactly 0.666666…)"),
+        (-1 / 300, "0%", "-0% (exactly -0.00333333…)"),
+        (1_234_567 + 1 / 3, "#,##0,", "1,235 (exactly 1234567.33…)"),
+        (1.23456789012e-7, "0.00", "0.00 (exactly 1.23456789012E-07)"),
+        (9467 + 1 / 3, "#,##0", "9,467"),
+        (-1234.5, "#,##0.00_);[Red](#,##0.00)", "(1,234.50)"),
+        (5551234, "000-0000", "555-1234"),
+        (45000.5, "dd.mm.yyyy", "15.03.2023"),
+        (1.51, "[h]:mm", "36:14"),
+        (0.3, '0;(0);"none"', "0 (exactly 0.3)"),
+    ],
+)
+def test_a_figure_has_its_exact_value_where_rounding_hides_it(value: float, code: str, shown: str) -> None:
+    def fill(sheet: Worksheet) -> None:
+        sheet["A1"] = value
+        sheet["A1"].number_format = code
+
+    assert f"| 1 | {shown} |" in read_xlsx(book_of(fill)).text()
+
+
 def test_shows_a_sheet_as_a_person_sees_it() -> None:
     def fill(sheet: Worksheet) -> None:
         sheet.append(["desk", 1234.5, datetime(2026, 3, 4), timedelta(hours=30, minutes=5), True])

@@ -6,8 +6,9 @@ Names of months and days are English, the decimal sign is a point. A date whose 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from decimal import ROUND_HALF_UP, Decimal
 from fractions import Fraction
@@ -22,6 +23,11 @@ _SHORT_DATES = {
 }
 _CODE_CHARS = 255  # the most that Excel allows
 _MOST_DIGITS = 60
+_TYPED_CHARS = 10
+_DIGITS_SHOWN = 6
+_SAME = 1e-12
+_VISIBLY_OFF = 1e-3
+_SHOWN_NUMBER = re.compile(r"\d(?:[\d.,'\u2019\u00a0\u202f ]*\d)?(?:E[+-]?\d+)?")
 _TOKEN = re.compile(
     r'"(?P<quoted>[^"]*)"|\\(?P<escaped>.)|_(?P<space>.)|\*(?P<fill>.)'
     r"|\[\$(?P<currency>[^\]-]*)(?:-[^\]]*)?\]|\[(?P<elapsed>h+|m+|s+)\]|\[(?P<bracket>[^\]]*)\]"
@@ -71,6 +77,65 @@ def show_number(value: float, code: str, epoch_1904: bool = False) -> str:
     except (ArithmeticError, ValueError, IndexError):
         text = ""
     return text.strip() or plain_number(value)
+
+
+def show_exactly(value: float, code: str, epoch_1904: bool = False) -> str:
+    """Return a number as its format code shows it, and the exact value beside it where rounding hides that."""
+    shown = show_number(value, code, epoch_1904)
+    try:
+        section, _ = _section(value, code)
+    except (ArithmeticError, ValueError):
+        return shown
+    kinds = {token.kind for token in _tokens(section)}
+    is_time = "elapsed" in kinds or ("date" in kinds and "digit" not in kinds)
+    return shown if is_time else with_exact(shown, value)
+
+
+def with_exact(shown: str, value: float) -> str:
+    """Return a figure as it is shown, and the exact value beside it where rounding hides that: `3% (exactly 0.025)`.
+
+    A value of more than ten characters, which a formula gave, stands there only if what is shown is off by more than a
+    thousandth of it, and with its first six digits: `33% (exactly 0.333333…)`. A text with several numbers stays as it
+    is.
+    """
+    numbers = _SHOWN_NUMBER.findall(shown[:_CODE_CHARS])
+    if len(numbers) != 1 or not math.isfinite(value):
+        return shown
+    size = abs(value)
+    off = min((abs(each - size) for each in _readings(numbers[0], shown)), default=0.0)
+    exact = plain_number(value)
+    is_short = len(exact.lstrip("-")) <= _TYPED_CHARS
+    least = size * (_SAME if is_short else _VISIBLY_OFF)
+    if off <= least:
+        return shown
+    return f"{shown} (exactly {exact if is_short else _first_digits(exact)})"
+
+
+def _first_digits(number: str) -> str:
+    """Return a long number up to its sixth digit, or to its second decimal; one with an exponent whole."""
+    whole, point, decimals = number.partition(".")
+    zeros = 0 if whole.lstrip("-0") else len(decimals) - len(decimals.lstrip("0"))
+    kept = max(_DIGITS_SHOWN - len(whole.lstrip("-0")), 2) + zeros
+    if not point or "E" in number or kept >= len(decimals):
+        return number
+    return f"{whole}.{decimals[:kept]}…"
+
+
+def _readings(number: str, shown: str) -> Iterator[float]:
+    """Yield what a shown number may mean: a point or a comma is a decimal sign, or groups digits."""
+    scale = 100.0 if "%" in shown else 1000.0 if "\u2030" in shown else 1.0
+    digits, power, exponent = re.sub(r"[^\d.,E+-]", "", number).rstrip(".,").partition("E")
+    for decimal_sign in ".,":
+        before, _, after = digits.rpartition(decimal_sign)
+        whole = digits.replace(".", "").replace(",", "")
+        candidates = [whole]
+        if before and "," not in after and "." not in after and decimal_sign not in before:
+            candidates.append(f"{before.replace('.', '').replace(',', '')}.{after}")
+        for each in candidates:
+            try:
+                yield float(f"{each}E{exponent}" if power else each) / scale
+            except ValueError:
+                continue
 
 
 def plain_number(value: float) -> str:

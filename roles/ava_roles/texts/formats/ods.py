@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted, column_letters
+from ava_roles.texts.formats.number_format import with_exact
 from ava_roles.texts.formats.opendocument import OpenPackage, OpenReader, count_of, rows_of
 from ava_roles.texts.formats.opendocument_lists import style_elements
 from ava_roles.texts.formats.package import (
@@ -33,6 +34,7 @@ from ava_roles.texts.web_page import parsing
 _MOST_REPEATS = 100
 """The most times that equal rows in succession are shown; a note says how many follow."""
 _VALUES = ("string-value", "date-value", "time-value", "boolean-value", "value")
+_NUMBERS = ("float", "percentage", "currency")
 _SHOWN = ("text:p", "text:h", "text:list", "table:table")
 _HIDDEN = ("collapse", "filter")
 _COLUMN_GROUPS = frozenset(("table:table-columns", "table:table-header-columns", "table:table-column-group"))
@@ -203,7 +205,8 @@ class _Reader(OpenReader):
             else:
                 drawn += self._blocks_from(each)
         sheet.notes += [f"[text box] {one_line(text)}" for text in drawn]
-        text = " ".join("\n".join(blocks).split()) or _value(cell)
+        text = " ".join("\n".join(blocks).split())
+        text = _with_exact_value(text, cell) if text else _value(cell)
         if len(text) > CELL_CHARS:
             text = f"{text[:CELL_CHARS]} (cut here: the cell has more text)"
         return " ".join(filter(None, [text, *comments]))
@@ -245,6 +248,16 @@ def _columns(element: Any) -> Iterator[Any]:
             yield each
         elif name in _COLUMN_GROUPS:
             yield from _columns(each)
+
+
+def _with_exact_value(text: str, cell: Any) -> str:
+    """Return the text of a cell, with its exact number beside it where rounding hides that."""
+    if value_of(cell, "value-type") not in _NUMBERS:
+        return text
+    try:
+        return with_exact(text, float(value_of(cell, "value") or ""))
+    except ValueError:
+        return text
 
 
 def _value(cell: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 from ava_roles.errors import ToolFailed
 from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted, column_letters
 from ava_roles.texts.formats.addresses import without_scheme
-from ava_roles.texts.formats.number_format import GENERAL, plain_number, show_number
+from ava_roles.texts.formats.number_format import GENERAL, plain_number, show_exactly
 from ava_roles.texts.formats.office import open_office_file
 from ava_roles.texts.formats.sheet_table import (
     CELL_CHARS,
@@ -181,7 +181,7 @@ class _Book:
         code = self._formats[style]
         if code == GENERAL:
             return plain_number(value)
-        return show_number(value, code, bool(self._book.epoch.year == 1904))
+        return show_exactly(value, code, bool(self._book.epoch.year == 1904))
 
     def _format(self, style: int) -> Any:
         """Return the format code of a style: one of the file's own, or one that every program knows."""
