@@ -8,6 +8,7 @@ import socket
 import time
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from ava_roles.sandbox.paths import Root
 from ava_roles.texts.extracted import MOST_CHARS, OLE_MAGIC, format_of, row_places
 from ava_roles.texts.formats import read_xlsx
 from ava_roles.texts.formats.number_format import show_number
+from ava_roles.texts.reading import passages_of
+from ava_roles.texts.table_rows import ADDED_CHARS
 from ava_roles.tool import ToolContext
 from ava_roles.tools.files import ReadFile, ReadFileArgs, SearchAndRead, SearchAndReadArgs
 
@@ -187,7 +190,7 @@ async def test_a_workbook_is_searched_and_read_to_its_last_row(tmp_path: Path) -
     root = Root.open(tmp_path)
     at = ToolContext(files=root)
     found = await SearchAndRead()(SearchAndReadArgs(query="zeppelin"), at)
-    assert "| 2401 | item 2400 | zeppelin |" in found.text
+    assert "| 2401 | Plan · item 2400 | zeppelin |" in found.text
     assert "sheet Plan, rows " in found.text
     read = await ReadFile()(ReadFileArgs(path="stock.xlsx", offset=2_503), at)
     assert read.text.endswith("\n\n[sheet Plan]\n| 2500 | item 2499 | boat |")
@@ -214,6 +217,8 @@ def test_a_hostile_workbook_is_refused_or_read_in_bounds_and_fetches_nothing(
         assert attack.missing in "; ".join(found.missing)
         assert "root:" not in found.text()
         assert len(found.text()) < MOST_CHARS
+        passages = passages_of(replace(found, tables="bars"))
+        assert sum(len(each.text) for each in passages) < len(found.text()) + ADDED_CHARS
     assert time.process_time() - began < 25
     with pytest.raises(BlockingIOError):
         listener.accept()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from ava_roles.texts.passages import split_lines
 
@@ -24,13 +24,16 @@ OLE_MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _APPLE_DOUBLE_MAGIC = b"\x00\x05\x16\x07"
 _DOCUMENT_MAGIC = (b"PK", OLE_MAGIC, b"{\\rtf")
 
+Tables = Literal["", "bars", "commas"]
+"""How a text writes the rows of its tables: in no way that is known, `| a | b |`, or as a CSV file."""
+
 
 @dataclass(frozen=True)
 class Format:
     """A kind of document: its name, the suffixes of its files, and whether it is read page by page.
 
     `old`: suffixes of its binary files from before 2007; their parser says what to do. `extra`: its parser needs the
-    packages of the extra `documents`.
+    packages of the extra `documents`. `tables`: how its text writes them.
     """
 
     name: str
@@ -38,9 +41,10 @@ class Format:
     by_page: bool = False
     old: tuple[str, ...] = ()
     extra: bool = True
+    tables: Tables = "bars"
 
 
-PDF = Format("PDF", (".pdf",), by_page=True)
+PDF = Format("PDF", (".pdf",), by_page=True, tables="")
 FORMATS = (
     PDF,
     Format("Word document", (".docx", ".docm", ".dotx", ".dotm"), old=(".doc", ".dot"), extra=False),
@@ -49,10 +53,10 @@ FORMATS = (
     Format("OpenDocument text", (".odt", ".ott"), extra=False),
     Format("OpenDocument presentation", (".odp", ".otp", ".odg", ".otg"), extra=False),
     Format("OpenDocument spreadsheet", (".ods", ".ots"), extra=False),
-    Format("EPUB book", (".epub",), extra=False),
+    Format("EPUB book", (".epub",), extra=False, tables=""),
     Format("RTF file", (".rtf",), extra=False),
-    Format("email", (".eml",), extra=False),
-    Format("notebook", (".ipynb",), extra=False),
+    Format("email", (".eml",), extra=False, tables=""),
+    Format("notebook", (".ipynb",), extra=False, tables=""),
 )
 
 
@@ -126,6 +130,7 @@ class Extracted:
     `total`: how many parts the document has. `missing`: sentences on what is in it and not in the text. `unread`: the
     time was up before the last page that was wanted. `before`: the page before the first one, in which a secret may
     begin. `encrypted`: its file hides it, so the text is not kept. `note`: how it was read, e.g. `read as Big5`.
+    `tables`: how it writes the rows of tables, where a search is to show them with their heads.
     """
 
     parts: tuple[Part, ...]
@@ -136,6 +141,7 @@ class Extracted:
     before: str = ""
     encrypted: bool = False
     note: str = ""
+    tables: Tables = ""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Extracted:
@@ -149,6 +155,7 @@ class Extracted:
             before=str(fields["before"]),
             encrypted=bool(fields["encrypted"]),
             note=str(fields["note"]),
+            tables=cast("Tables", fields["tables"]),
         )
 
     @property

@@ -432,7 +432,10 @@ _WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
 @dataclass(frozen=True)
 class FilePassage:
-    """A piece of a file, verbatim, and its place there, e.g. `lines 10 to 18` or `page 3, 9 lines`."""
+    """A piece of a file and its place there, e.g. `lines 10 to 18` or `page 3, 9 lines`.
+
+    It is verbatim, but for the heads that `table_rows` gives the rows of tables.
+    """
 
     where: str
     text: str

@@ -28,6 +28,7 @@ from ava_roles.texts.extracted import (
     Extracted,
     Format,
     Part,
+    Tables,
     Wanted,
     format_of,
     is_name_beside_document,
@@ -48,6 +49,7 @@ from ava_roles.texts.passages import (
 )
 from ava_roles.texts.places import SHARE, places_of
 from ava_roles.texts.store import PASSAGES_MOST, KeptText, TextStore, is_same
+from ava_roles.texts.table_rows import HeadRoom, with_heads
 from ava_roles.texts.text_files import WalkFilter, is_binary, unpacked
 from ava_roles.threads import run_sync
 
@@ -64,6 +66,7 @@ _HEADINGS_S = 0.5
 _HEADINGS_SHARE = 0.05
 """And for at most this share of the time of a call."""
 _PAGES = (".html", ".htm", ".xhtml", ".xht")
+_CELLS = (".csv", ".tsv")
 
 NOT_TEXT = "not text"
 GONE = "gone meanwhile"
@@ -74,6 +77,7 @@ UNREADABLE = "documents that cannot be read"
 NOT_REACHED = "not reached in the time: ask again, or give a path"
 NO_ROOM = "more text than is kept at once: give a path"
 REMOVED = "removed meanwhile from what is kept: ask again"
+HEADS_LEFT_OUT = "the heads of columns in some rows, which a search shows without them: they are too many or too long"
 _NO_TEXT = hashlib.sha256(NOT_TEXT.encode()).digest()
 _NOTHING_LOST = (NOT_TEXT, GONE)
 _SHARED_REASONS = (*_NOTHING_LOST, NOT_OPENED, TOO_LARGE, NO_EXTRA, NO_ROOM, REMOVED)
@@ -95,21 +99,24 @@ _LOOSE_CHARS = 50_000_000
 # -- a file as passages --
 
 
-def passages_of(text: Extracted, hide: Callable[[str], str] = str) -> list[FilePassage]:
+def passages_of(text: Extracted, hide: Callable[[str], str] = str, room: HeadRoom | None = None) -> list[FilePassage]:
     """Return the passages of a file. Secrets are hidden in the whole text, before it is cut into passages.
 
     A part without a place of its own, unlike a page or a sheet, is named by its lines in the text that `read_file`
-    shows.
+    shows. Rows of tables have their heads, as far as there is `room` for them in the file.
     """
+    room = room or HeadRoom()
     if not any(part.place for part in text.parts):
-        return list(split_passages(hide(text.text())))
+        whole = "\n".join(split_lines(hide(text.text())))
+        return list(split_passages(with_heads(whole, text.tables, "", room)))
     passages: list[FilePassage] = []
     first = 1
     for part in text.hidden(hide):
+        shown = with_heads(part.text, text.tables, part.place, room)
         if part.place:
-            passages += _passages_of_part(part)
+            passages += _passages_of_part(Part(part.place, shown))
         else:
-            passages += split_passages(part.text, first)
+            passages += split_passages(shown, first)
         first += len(split_lines(Extracted((part,)).text())) + 1
     return passages
 
@@ -650,7 +657,10 @@ def _keep(
     except ToolFailed as error:
         text = Extracted(())
         failure = str(error)
-    passages = passages_of(text)
+    room = HeadRoom()
+    passages = passages_of(text, room=room)
+    if room.is_short:
+        text = replace(text, missing=(*text.missing, HEADS_LEFT_OUT))
     if text.encrypted or len(passages) > PASSAGES_MOST:
         return text
     missing, unread = gaps_of(text)
@@ -678,7 +688,9 @@ def _reader_of(name: str, kind: Format | None) -> str:
     """Return what reads a file: the same bytes have another text as a page than as plain text."""
     if kind is not None:
         return kind.name
-    return "page" if _is_page(name) else "text"
+    if _is_page(name):
+        return "page"
+    return _tables_of(name) or "text"
 
 
 def _is_page(name: str) -> bool:
@@ -691,7 +703,7 @@ def _read_text(name: str, kind: Format | None, data: bytes, parser: ParserProces
         document = parser.read_document(kind, data, _WHOLE_TEXT)
         if document.missing and not any(part.text.strip() for part in document.parts):
             raise ToolFailed(f"this {kind.name} has no text: {', '.join(document.missing)}")
-        return document
+        return replace(document, tables=kind.tables)
     data, more = unpacked(data, MAX_FILE_BYTES)
     if more:
         raise ToolFailed(TOO_LARGE)
@@ -699,6 +711,11 @@ def _read_text(name: str, kind: Format | None, data: bytes, parser: ParserProces
     if decoded is None:
         raise ToolFailed(NOT_TEXT)
     if not _is_page(name):
-        return Extracted((Part("", decoded.text),), note=decoded.note)
+        return Extracted((Part("", decoded.text),), note=decoded.note, tables=_tables_of(name))
     page = read_page_text(decoded.text, keep_lines=True, is_xml=".xht" in name.lower())
     return Extracted((Part("", page.text),), page.title or None, missing=page.missing + page.unseen, note=decoded.note)
+
+
+def _tables_of(name: str) -> Tables:
+    """Return how a text file that is no page writes tables, by its name: Markdown stays as it is, word for word."""
+    return "commas" if PurePosixPath(name.removesuffix(".gz")).suffix.lower() in _CELLS else ""

@@ -96,15 +96,18 @@ def parsing(what: str) -> Generator[None]:
 def read_csv(text: str, hide: Callable[[str], str] = str) -> str:
     """Return the text of a CSV file as a table; its cells are separated by `,`, `;`, tab or `|`."""
     beginning = hide(text[: _CSV_CHARS + _BEHIND_CHARS])[:_CSV_CHARS]
-    reader = csv.reader(io.StringIO(beginning, newline=""), delimiter=_delimiter(beginning))
+    reader = csv.reader(io.StringIO(beginning, newline=""), delimiter=delimiter_of(beginning))
     table = render_table(reader)
     if len(text) > _CSV_CHARS:
         table += f"\n(only the first {_CSV_CHARS:,} characters were read)"
     return table
 
 
-def _delimiter(text: str) -> str:
-    """Return the sign that most of the first lines have; of several, the one that they have most often."""
+def delimiter_of(text: str) -> str:
+    """Return the sign between the cells of a CSV file: the one that most of its first lines have.
+
+    Of several, it is the one that they have most often.
+    """
     lines = text[:8_192].splitlines()[:20]
     best_sign = ","
     most = (-1, -1)

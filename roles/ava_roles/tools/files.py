@@ -443,7 +443,8 @@ class SearchAndRead:
     spec = ToolSpec(
         name="search_and_read",
         description=(
-            "Find the passages of the workspace's files that fit a question best, word for word, with line numbers. "
+            "Find the passages of the files that fit a question best, word for word (table rows with heads), with line "
+            "numbers. "
             "Use it first when you do not know where something is; quote from it."
         ),
         args=SearchAndReadArgs,

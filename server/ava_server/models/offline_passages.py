@@ -6,12 +6,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import chain
 
 from ava_roles.texts.extracted import row_places
 from ava_roles.texts.passages import Query, Weighing, filler_share, record_factor, weights_of
+from ava_roles.texts.table_rows import HeadRoom, with_heads
 from ava_server.models.base import ToolTurn
 
 SEARCH, SUBMIT = "search_and_read", "submit_result"
@@ -41,7 +42,7 @@ _HEAD_CHARS = 10_000
 _CUT_LINE = re.compile(r"(\d+) \(of ([\d,]+)\)")
 _PAGE = re.compile(r"^\[(page \d+(?: \([\w .-]{1,20}\))?)\]\n", re.MULTILINE)
 _SHEET = re.compile(r"^\[(sheet [^\n]+)\]\n", re.MULTILINE)
-_WORKBOOK = re.compile(r"[^\n]* \(workbook, [\d,]+ bytes\): ")
+_WORKBOOK = re.compile(r"[^\n]* \((?:workbook|OpenDocument spreadsheet), [\d,]+ bytes\): ")
 _GOES_ON = re.compile(r"\n\n\[goes on: [^\n]*\]\s*$")
 _WEB_HEAD = re.compile(
     r"^# (?:The rest of (?P<rest>\S+)\n"
@@ -56,7 +57,7 @@ _MORE_BELOW = re.compile(r"\n\n\[[\d,]+ more characters of this page follow belo
 
 @dataclass(frozen=True)
 class Passage:
-    """A verbatim piece of a source."""
+    """A piece of a source, as a tool has returned it."""
 
     source: str
     place: str  # where in it: `line 12` or `page 3`; empty if unknown
@@ -357,6 +358,8 @@ _SENTENCE = re.compile(
     r".+?(?:[.!?…。！？][\"'”’)\]]*(?=\s|\Z)|(?=\n[ \t]*(?:[-*+#|>`{}]|\d+[.)]\s))|\Z)\s*", re.DOTALL
 )
 _ROWS = re.compile(r", rows? (?P<first>\d+)(?: to (?P<last>\d+))?\Z")
+_ABOVE_ROWS = re.compile(r"\|(?:---\||  \| A \|)")
+"""A line above a table's rows: the letters of a sheet's columns, or the line below heads."""
 _CONTINUES = re.compile(r"\d+(?:[^\d.)]|[.)]\S)")
 _SENTENCE_END = re.compile(r".*[.!?…。！？][\"'”’)\]]*", re.DOTALL)
 
@@ -506,18 +509,19 @@ def pieces(passage: Passage) -> Iterator[Passage]:
     """Yield what can be quoted: from each paragraph, and each sentence of a long one, as much as fits a quote.
 
     So pieces overlap. A heading or a short line comes with what follows it, which begins no piece of its own if both
-    fit into one; the next section has its own pieces.
+    fit into one; the next section has its own pieces. Each row of a table begins a piece, and has its heads.
     """
+    passage = rows_with_heads(passage)
     starts, ends = _bounds(passage.text)
-    preferred_chars = QUOTE_CHARS
-    if passage.place.startswith("sheet "):  # as many rows as fit ROWS_CHARS, or a longer one that fits a quote
-        preferred_chars = ROWS_CHARS
     sections = list(_sections(passage.text))
     for start in starts:
         next_section = next((section for section in sections if section > start), len(passage.text))
         limit = min(start + QUOTE_CHARS, next_section)
         quotable = [end for end in ends if start < end <= limit]
         if quotable:
+            preferred_chars = QUOTE_CHARS
+            if _is_in_row(passage.text, start):  # as many rows as fit, or a longer one that fits a quote
+                preferred_chars = ROWS_CHARS
             short = [end for end in quotable if end <= start + preferred_chars]
             end = short[-1] if short else quotable[0]
             yield from _piece(passage, start, end)
@@ -531,21 +535,49 @@ def pieces(passage: Passage) -> Iterator[Passage]:
             yield from _piece(passage, start, end)
 
 
+def rows_with_heads(passage: Passage) -> Passage:
+    """Return a passage of a sheet that was read with the heads of columns in its rows; a search gives them itself."""
+    if not passage.place.startswith("sheet ") or _ROWS.search(passage.place):
+        return passage
+    return replace(passage, text=with_heads(passage.text, "bars", passage.place, HeadRoom()))
+
+
+def _is_in_row(text: str, at: int) -> bool:
+    return text.startswith("|", text.rfind("\n", 0, at) + 1)
+
+
 def _bounds(text: str) -> tuple[list[int], list[int]]:
     starts: list[int] = []
     ends: list[int] = []
     below_title = False
     for paragraph in _PARAGRAPH.finditer(text):
-        sentences = [found.span() for found in _SENTENCE.finditer(text, *paragraph.span())]
+        sentences = list(_sentences_and_rows(text, *paragraph.span()))
         is_long = paragraph.end() - paragraph.start() > QUOTE_CHARS
         is_title = _TITLE.fullmatch(paragraph[0]) is not None
-        begins = [start for start, _ in (sentences if is_long else sentences[:1])]
+        begins: list[int] = []
+        for number, (start, _) in enumerate(sentences):
+            begins_piece = number == 0 or is_long or _is_in_row(text, start)
+            if begins_piece and not _ABOVE_ROWS.match(text, start):
+                begins.append(start)
         if below_title and not is_title and paragraph.end() <= starts[-1] + QUOTE_CHARS:
             begins = begins[1:]  # it is quoted with its title
         starts += begins
         below_title = is_title
         ends += [end for _, end in sentences]
     return starts, ends
+
+
+def _sentences_and_rows(text: str, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield where the sentences of a paragraph begin and end; a row of a table is not cut at the points in it."""
+    start, stop = begin, begin
+    for found in _SENTENCE.finditer(text, begin, end):
+        is_inside_row = found.start() > text.rfind("\n", 0, found.start()) + 1 and _is_in_row(text, found.start())
+        if stop > start and not is_inside_row:
+            yield start, stop
+            start = found.start()
+        stop = found.end()
+    if stop > start:
+        yield start, stop
 
 
 def _sections(text: str) -> Iterator[int]:

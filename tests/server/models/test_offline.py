@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import openpyxl
 import pytest
 
 from ava_roles.sandbox.paths import Root
@@ -520,7 +521,8 @@ def test_reads_pages_and_lines_as_the_search_prints_them() -> None:
         ("e.pptx", "slide 2 (hidden)", None, "Best pump.", 4),
         ("f.docx", "footnotes", None, "[footnote 1] No pump.", 5),
     ]
-    assert [piece.place for piece in pieces(found[5])] == ["sheet Plan, 3 lines, rows 12 to 13"]
+    places = [piece.place for piece in pieces(found[5])]
+    assert places == ["sheet Plan, 3 lines, rows 12 to 13", "sheet Plan, 3 lines, row 13"]
     printed = (
         "c.xlsx (workbook, 5,120 bytes): lines 9 to 11 of 11\nNot in the text: 1 picture\n\n"
         "[sheet Plan]\n| 9 | pump |\n\n[sheet B]\n| 1 | hose |"
@@ -539,6 +541,36 @@ def test_quotes_few_rows_of_a_sheet_and_none_twice() -> None:
     assert "zeppelin" in found[0].text
     assert len(found[0].text) <= ROWS_CHARS
     assert len(shown) == len(set(shown))
+
+
+SALES = {"Zone": ("Sales", "Share"), "Zone AOA": (1200, 0.04), "Zone EUR": (9467, 0.03), "Zone LAM": (800, 0.02)}
+
+
+@pytest.mark.parametrize("task", ["Zone EUR sales 2023", "What were the sales of Zone EUR in 2023? See both.xlsx"])
+async def test_a_row_is_quoted_with_its_heads_and_the_name_of_its_sheet(tmp_path: Path, task: str) -> None:
+    book = openpyxl.Workbook()
+    for year in ("2022", "2023"):
+        page = book.create_sheet(f"H1 {year}")
+        for name, figures in SALES.items():
+            page.append([name, *figures])
+    book.remove(book["Sheet"])
+    book.save(tmp_path / "both.xlsx")
+    root = Root.open(tmp_path)
+    result = submitted(await run(task, root))
+    root.close()
+    best = result["findings"][0]
+    assert "| 3 | H1 2023 · Zone: Zone EUR | Sales: 9467 | Share: 0.03 |" in best["quote"]
+    assert best["source_url"].startswith("both.xlsx, sheet H1 2023, row")
+
+
+def test_each_row_of_a_short_table_can_be_quoted_and_none_is_cut_at_a_point() -> None:
+    rows = [
+        f"| {number} | Approx. part {number} of no. {number}. It is long enough to be quoted alone. {'x' * 60} |"
+        for number in range(1, 7)
+    ]
+    text = "|  | A |\n|---|---|\n" + "\n".join(rows)
+    quotes = [piece.text for piece in pieces(Passage("a.xlsx", "sheet Plan, rows 1 to 6", text))]
+    assert [quote.split("\n")[0] for quote in quotes] == rows
 
 
 async def test_nothing_in_a_passage_is_taken_for_the_next_file(tmp_path: Path) -> None:

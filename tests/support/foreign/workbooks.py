@@ -172,6 +172,21 @@ def book_attacks(port: int) -> dict[str, Attack]:
             read=kept,
             missing="too long to read",
         ),
+        "16,384 heads over as many figures": Attack(
+            book(f'<row r="40">{inline("head") * 16_384}</row><row r="41">{number * 16_384}</row>'),
+            read=kept,
+            missing="columns after the first 1,000",
+        ),
+        "heads of 10,000 characters": Attack(
+            book(f'<row r="40">{inline("h" * 10_000) * 400}</row><row r="41">{number * 400}</row>'), read=kept
+        ),
+        "merged areas that overlap": Attack(
+            book(
+                f'<row r="2">{inline("head") * 900}</row>' + cells(900, f"<c/>{number}"),
+                many("mergeCells", '<mergeCell ref="A2:ZZ900"/><mergeCell ref="B1:XFD9"/>', 5_000),
+            ),
+            read=kept,
+        ),
         "a last row of 200 long cells": Attack(
             book(f'<row r="2">{inline("y" * 32_000) * 200}</row>'), read=kept, missing="from row 2 on"
         ),

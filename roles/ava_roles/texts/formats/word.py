@@ -37,6 +37,7 @@ from ava_roles.texts.web_page import MAX_COLUMNS, parsing, render_table
 
 _LINK_PIECES = 100  # of the text of a link, to compare it with the address
 _DIGITS = re.compile(r"[0-9]+")
+_WORD_COLUMNS = 63  # the most that a table of Word has
 
 _TEXT = frozenset({"w:t", "m:t", "a:t"})
 _FIXED = {
@@ -538,6 +539,7 @@ class _Reader(FlowReader):
             size = self._size
             yield "\n".join(self._blocks_of(cell))
             self._size = size  # the table is counted as a whole
+            yield from [""] * _more_columns(cell)
 
     _HANDLERS: ClassVar[dict[str, Callable[[_Reader, Any], None]]] = {
         "w:p": _paragraph,
@@ -585,6 +587,15 @@ def _rows(table: Any) -> Iterator[Any]:
     for row in _below(table, "w:tr"):
         if child(row, "w:trPr", "w:del") is None:
             yield row
+
+
+def _more_columns(cell: Any) -> int:
+    """Return over how many columns a cell reaches besides its own, so that the next cells stand below their heads."""
+    columns = value_of(child(cell, "w:tcPr", "w:gridSpan")) or ""
+    if not _DIGITS.fullmatch(columns):
+        return 0
+    count = int(columns[:4])
+    return count - 1 if 1 < count <= _WORD_COLUMNS else 0  # a greater claim is a lie
 
 
 def _cells(row: Any) -> Iterator[Any]:

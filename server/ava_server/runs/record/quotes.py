@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from ava_audit.events import ToolResult
+from ava_server.models.offline_passages import passages, rows_with_heads
 from ava_server.runs.record.submit import Finding
 
 NEAR = 0.1
@@ -39,8 +40,8 @@ def check_quotes(
     """Look each quote up in the stored tool outputs of its run. Blocks: call it in a thread.
 
     Only outputs that name a source count: notes, saved files and an empty search hold only what the subagent put into
-    them. Only what the tool returned counts, not the text that Ava put around it. A quote of too few letters is never
-    found.
+    them. Only what the tool returned counts, not the text that Ava put around it; a row of a sheet also counts with
+    the heads of its columns, as the offline reader quotes it. A quote of too few letters is never found.
 
     `near`: also find quotes that differ a little; without that, it is fast enough for a command of the store.
 
@@ -74,7 +75,22 @@ def _read_from_sources(outputs: Iterable[tuple[int, ToolResult]]) -> list[tuple[
     for seq, fact in outputs:
         if fact.success and fact.sources:
             texts.append((seq, normalize(unwrap_output(fact.output))[:_OUTPUT_CHARS]))
+            rows = normalize(_rows_with_heads(fact))[:_OUTPUT_CHARS]
+            if rows:
+                texts.append((seq, rows))
     return texts
+
+
+def _rows_with_heads(fact: ToolResult) -> str:
+    """Return the sheets of a workbook that was read, with the heads of columns in each row; else an empty text."""
+    if fact.tool != "read_file":
+        return ""
+    shown: list[str] = []
+    for passage in passages(fact.tool, fact.output):
+        with_heads = rows_with_heads(passage).text
+        if with_heads != passage.text:
+            shown.append(with_heads)
+    return "\n".join(shown)
 
 
 def unwrap_output(output: str) -> str:

@@ -18,7 +18,7 @@ from ava_roles.sandbox.paths import shown
 from ava_roles.texts.extracted import cell_of, format_of
 from ava_roles.tool import WEB_SEARCH
 from ava_roles.wrap import one_line
-from ava_server.models.offline_passages import Passage, passages, place_of
+from ava_server.models.offline_passages import Passage, passages, place_of, rows_with_heads
 from ava_server.runs.record.quotes import (
     NormalText,
     TextSpan,
@@ -176,7 +176,10 @@ _READERS: Mapping[str, Callable[[ToolResult], Iterator[Passage]]] = {
 
 
 def texts_of(event: int, fact: ToolResult) -> list[ReadText]:
-    """Return what a tool's output has by source and place, and last the whole output as one text without a place."""
+    """Return what a tool's output has by source and place, and last the whole output as one text without a place.
+
+    A sheet comes as it was shown, and with the heads of its columns in each row, as the offline reader quotes it.
+    """
     if not (fact.success and fact.sources):
         return []
     texts: list[ReadText] = []
@@ -185,6 +188,9 @@ def texts_of(event: int, fact: ToolResult) -> list[ReadText]:
         for passage in reader(fact):
             source = _source(fact, passage.source) or {"location": passage.source}
             texts.append(_read_text(event, fact, source, passage))
+            with_heads = rows_with_heads(passage)
+            if with_heads.text != passage.text:
+                texts.append(_read_text(event, fact, source, with_heads))
     only_source = fact.sources[0] if len(fact.sources) == 1 else {"location": ""}
     output = Passage("", "", unwrap_output(fact.output))
     texts.append(_read_text(event, fact, only_source, output))

@@ -15,8 +15,9 @@ from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext
 from ava_roles.tools.files import ReadFile, ReadFileArgs
 from ava_roles.wrap import wrap_tool_output
-from ava_server.runs.record.quotes import NormalText, normalize
+from ava_server.runs.record.quotes import NormalText, check_quotes, normalize
 from ava_server.runs.record.sources import ReadSources, SourcePassage, texts_of
+from ava_server.runs.record.submit import Finding
 
 NONCE = "0123456789abcdef"
 LINES = "The lamp is old.\n\nIt is lit every evening,\nat dusk, by the keeper.\nNobody else may.\n\nThe end."
@@ -213,6 +214,32 @@ def test_every_piece_of_a_normalized_text_is_found_again_in_the_text_itself(text
     end = data.draw(st.integers(start + 1, len(normal.text)))
     span = normal.original(start, end)
     assert normal.text[start:end].strip() in normalize(text[slice(*span)])
+
+
+@pytest.mark.parametrize(
+    ("quote", "place"),
+    [
+        ("| 2 | Zone: EUR | Sales: 9,467 |", "row 2"),
+        ("Sales: 9,467", "cell B2"),
+        ("| 2 | EUR | 9,467 |", "row 2"),
+        ("| 1 | Zone | Sales |", "row 1"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["workbook", "OpenDocument spreadsheet"])
+def test_a_row_of_a_sheet_is_found_as_it_was_read_and_with_its_heads(kind: str, quote: str, place: str) -> None:
+    table = "[sheet Sheet1]\n|  | A | B |\n|---|---|---|\n| 1 | Zone | Sales |\n| 2 | EUR | 9,467 |\n| 3 | AOA | 8 |"
+    result = output("read_file", f"d.xlsx ({kind}, 9 bytes): lines 1 to 6 of 6\n\n{table}", "d.xlsx")
+    [verdict] = check_quotes([Finding(claim="c", quote=quote)], [(10, result)])
+    assert verdict == {"finding": 1, "verdict": "found", "event": 10}
+    assert passage({"quote": quote}, result).located == f"d.xlsx, sheet Sheet1, {place}"
+
+
+@pytest.mark.parametrize("quote", ["| 2 | Zone: EUR | Costs: 9,467 |", "| 2 | Sales: EUR | Zone: 9,467 |"])
+def test_a_row_with_other_heads_is_not_found(quote: str) -> None:
+    table = "[sheet Sheet1]\n| 1 | Zone | Sales |\n| 2 | EUR | 9,467 |\n| 3 | AOA | 8 |"
+    result = output("read_file", f"d.xlsx (workbook, 9 bytes): lines 1 to 4 of 4\n\n{table}", "d.xlsx")
+    [verdict] = check_quotes([Finding(claim="c", quote=quote)], [(10, result)])
+    assert verdict["verdict"] == "not_found"
 
 
 # -- from a real run to the browser and the terminal -------------------------------------------------------------------
