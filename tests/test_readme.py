@@ -180,6 +180,7 @@ def test_the_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
         "ava_server/web/templates/frame.html",
         "ava_roles/texts/filler_words.txt",
         "ava_roles/texts/irregular_words.txt",
+        "ava_roles/texts/question_words.txt",
         "ava_roles/pictographs.txt",
         "ava_roles/researcher.md",
         "ava_audit/store/schema.sql",

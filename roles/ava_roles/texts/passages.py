@@ -11,7 +11,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from heapq import nsmallest
@@ -20,12 +20,14 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ava_extras import has_extra, load
+from ava_roles.texts.question_words import asked_in
 
 _MAX_WORDS = 30
 _WORD = re.compile(r"[^\W_]+")
 UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u3005"
 _UNSPACED_RUN = re.compile(f"[{UNSPACED}]+")
 _UNSPACED_OR_NOT = re.compile(rf"[{UNSPACED}]+|[^{UNSPACED}\s]+")
+_IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff]")
 _HIRAGANA = re.compile(r"[\u3040-\u309f\u30fc]+")
 _BROKEN = re.compile(f"(?<=[{UNSPACED}])\\s+(?=[{UNSPACED}])")
 """White space inside text without spaces: lines are broken anywhere there."""
@@ -88,16 +90,26 @@ class Matches(NamedTuple):
 
 
 class Query:
-    """The words of a question that count, at most 30, in lower case; only without others fillers (not `telling`)."""
+    """The words of a question that count, at most 30, in lower case; only without others fillers (not `telling`).
+
+    Question words count only in a question that has no other telling words. `kind`: what kind of answer they ask for,
+    one of those of `question_words`, or empty.
+    """
 
     def __init__(self, text: str) -> None:
-        written = list(dict.fromkeys(_split(_fold_width(text).lower())))
-        languages = _languages(written)
-        telling_words = _without_fillers(written, languages)
+        text = _fold_width(text).lower()
+        written = list(dict.fromkeys(_split(text)))
+        languages = _languages(written, text)
+        asked = [asked_in(language, text) for language in languages]
+        self.kind = next((each.kind for each in asked if each.kind), "")
+        subject = dict.fromkeys(_split(_where_all_agree([each.rest for each in asked])))
+        telling_words = _without_fillers(list(subject), languages) or _without_fillers(written, languages)
+        if not telling_words:  # as in 橋の長さは
+            telling_words = [word for word in subject if _IDEOGRAPH.fullmatch(word) and word not in filler_words()]
         self.telling = bool(telling_words)
         candidates = telling_words or written
-        if len(candidates) > 1:
-            candidates = [word for word in candidates if len(word) > 1]
+        if not all(map(_IDEOGRAPH.fullmatch, candidates)):
+            candidates = [word for word in candidates if len(word) > 1] or candidates
         self._stems = _Stems(_stemmers(languages))
         self._parts: dict[int, str] = {}
         words: list[str] = []
@@ -276,9 +288,34 @@ def _split(text: str) -> Iterable[str]:
         if has_extra("languages"):
             language = "ja" if _HIRAGANA.search(text) else "zh"
             breaker: Iterable[str] = load("languages").WordBreaker(token, language)
-            yield from filter(str.isalnum, breaker)
+            yield from _join_characters(filter(str.isalnum, breaker))
         else:
             yield from _pairs(token)
+
+
+def _join_characters(words: Iterable[str]) -> Iterator[str]:
+    """Yield words, with pairs of neighbours for Chinese characters in a row: a name that no dictionary has.
+
+    A filler is none of them, and ends a row.
+    """
+    row = ""
+    for word in words:
+        if _IDEOGRAPH.fullmatch(word) and word not in filler_words():
+            row += word
+            continue
+        yield from _pairs_or_all(row)
+        row = ""
+        yield word
+    yield from _pairs_or_all(row)
+
+
+def _pairs_or_all(row: str) -> Iterable[str]:
+    return [row] if len(row) == 1 else map("".join, pairwise(row))
+
+
+def _where_all_agree(texts: Sequence[str]) -> str:
+    """Return texts of one length as one, with a blank wherever one of them has another character than the first."""
+    return "".join(chars[0] if len(set(chars)) == 1 else " " for chars in zip(*texts, strict=True))
 
 
 def _pairs(token: str) -> Iterable[str]:
@@ -312,11 +349,14 @@ def _without_fillers(words: Sequence[str], languages: Sequence[str]) -> list[str
     return [word for word in words if word not in fillers and _is_telling(word)]
 
 
-def _languages(words: Sequence[str]) -> list[str]:
-    """Return the languages with most of a question's filler words; if it has none, those that it is likely to be in."""
+def _languages(words: Sequence[str], question: str) -> list[str]:
+    """Return the languages with most of a question's filler and question words.
+
+    If it has none, those that it is likely to be in.
+    """
     counts: dict[str, int] = {}
     for language, fillers in _fillers().items():
-        counts[language] = sum(word in fillers for word in words)
+        counts[language] = sum(word in fillers for word in words) + asked_in(language, question).found
     highest = max(counts.values())
     if highest:
         return [language for language, count in counts.items() if count == highest][:_LANGUAGES_MOST]

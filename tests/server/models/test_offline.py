@@ -479,6 +479,28 @@ async def test_filler_words_are_neither_sought_nor_missed(tmp_path: Path) -> Non
     assert not any("Found nowhere" in caveat for caveat in result["caveats"])
 
 
+ASKED = [
+    ("How high is the church tower?", "The church tower rises to 91 metres."),
+    ("Wie hoch ist der Kirchturm?", "Der Kirchturm misst 91 Meter."),
+    ("Combien de marins travaillent sur le ferry ?", "Douze marins travaillent sur le ferry."),
+    ("¿Cuánto cuesta la entrada al museo?", "La entrada al museo vale doce euros."),
+    ("Quanto costa il biglietto del traghetto?", "Il biglietto del traghetto vale dodici euro."),
+    ("Quanto custa o bilhete do navio?", "O bilhete do navio vale doze euros."),
+    ("图书馆有多少学生？", "本图书馆的学生共三百名。"),
+    ("図書館は何年に完成しましたか", "図書館が完成したのは1998です。"),
+]
+
+
+@pytest.mark.parametrize(("question", "answer"), ASKED, ids=["en", "de", "fr", "es", "it", "pt", "zh", "ja"])
+async def test_question_words_are_neither_sought_nor_missed_nor_a_reason_for_no_answer(
+    tmp_path: Path, question: str, answer: str
+) -> None:
+    others = {f"f{number}__txt": "The weather was fine, and the boats were blue." for number in range(30)}
+    result = await asked(tmp_path, question, right__txt=answer, **others)
+    assert [finding["quote"] for finding in result["findings"]] == [answer]
+    assert not any("Found nowhere" in caveat for caveat in result["caveats"])
+
+
 def test_a_paragraph_begins_no_piece_below_its_title_unless_both_are_too_long_for_one() -> None:
     def texts(text: str) -> list[str]:
         return [piece.text for piece in pieces(Passage("a.txt", "line 1", text, 1))]
