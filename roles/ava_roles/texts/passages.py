@@ -93,11 +93,13 @@ class Query:
     """The words of a question that count, at most 30, in lower case; only without others fillers (not `telling`).
 
     Question words count only in a question that has no other telling words. `kind`: what kind of answer they ask for,
-    one of those of `question_words`, or empty.
+    one of those of `question_words`, or empty. `text`: the question, in lower case.
     """
 
     def __init__(self, text: str) -> None:
         text = _fold_width(text).lower()
+        self.text = text
+        self._neighbours = _neighbours(text)
         written = list(dict.fromkeys(_split(text)))
         languages = _languages(written, text)
         asked = [asked_in(language, text) for language in languages]
@@ -146,6 +148,10 @@ class Query:
             for number, part in self._parts.items():
                 counts[number] = joined.count(part)
         return Matches(counts, pairs, len(tokens) + _unspaced_words(text))
+
+    def nearness(self, text: str) -> int:
+        """Return how many two neighbouring words of the question stand beside each other in a text, fillers too."""
+        return len(self._neighbours & _neighbours(_fold_width(text).lower()))
 
     @property
     def beginnings(self) -> frozenset[str]:
@@ -206,6 +212,11 @@ def index_terms(text: str) -> set[str]:
             term = f"{beginning}{_MARKED}{term}"
         terms.add(term)
     return terms
+
+
+def _neighbours(text: str) -> set[str]:
+    """Return each two words, or characters without spaces, that stand beside each other in a text in lower case."""
+    return {f"{first} {second}" for first, second in pairwise(_WORD.findall(text))} | _unspaced_terms(text)
 
 
 def _unspaced_terms(text: str) -> set[str]:

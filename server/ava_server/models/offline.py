@@ -185,7 +185,7 @@ NOT_FINISHED = "Not everything was read, so it is not known whether there is an 
 NOT_ALL_READ = "Not everything was read:"
 THE_BEST = "The best is from"
 """Begins a summary's last part: where the best passage stands, and its best sentence."""
-_SUMMARY_CHARS, _BEST_CHARS = 500, 120
+_SUMMARY_CHARS, _BEST_CHARS = 500, 240
 """The longest summary, and what the best passage's further sentences may fill of it."""
 _WORDS_MOST, _WORD_CHARS = 8, 40
 """The words that a sentence lists, and the letters of each."""
@@ -307,7 +307,8 @@ def _found_answer(chosen: Sequence[Passage], query: Query, spread: Spread, resul
     if missing:
         summary.append(f"Found nowhere: {_listing(missing)}.")
     where = f"{THE_BEST} {chosen[0].location}"
-    best = best_sentences(chosen[0].text, query, spread, _BEST_CHARS, _SUMMARY_CHARS)
+    room = _SUMMARY_CHARS - sum(len(part) + 1 for part in (*summary, where)) - 1
+    best = best_sentences(chosen[0].text, query, spread, min(_BEST_CHARS, room), room)
     summary.append(f"{where}: {best}" if best else f"{where}.")
     return {
         "summary": _fitting(*summary),

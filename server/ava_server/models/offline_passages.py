@@ -12,6 +12,7 @@ from itertools import chain
 
 from ava_roles.texts.extracted import row_places
 from ava_roles.texts.passages import Query, Weighing, filler_share, record_factor, weights_of
+from ava_roles.texts.question_words import DATE, FIGURE, NAME
 from ava_roles.texts.table_rows import HeadRoom, with_heads
 from ava_server.models.base import ToolTurn
 
@@ -333,9 +334,9 @@ _SAME_PAGE = 0.9
 """What each further place of a page counts, as a share of the one before."""
 _NEXT_FILE = 0.94
 """What a file counts that the search ranked next, as a share of the one before."""
-_TOGETHER = 0.5
+_TOGETHER = 0.8
 """The weight of how much of the question one sentence has, as an exponent."""
-_EXPLAINING, _LEAST_FILLERS, _MOST_FILLERS = 1.2, 0.05, 0.55
+_EXPLAINING, _LEAST_FILLERS, _MOST_FILLERS = 1.2, 0.05, 0.4
 """The weight of the share of filler words, as an exponent; and the least and most that count."""
 _PARAGRAPHS = 0.1
 """The weight of the number of paragraphs, as an exponent."""
@@ -355,13 +356,22 @@ _TITLE = re.compile(r"[^\n]{0,79}[^\n.:;,…。]")
 """A short line that does not end like a sentence; a question may be a title."""
 # A sentence ends at its mark, and before a line that begins a list entry, a heading, a row or code.
 _SENTENCE = re.compile(
-    r".+?(?:[.!?…。！？][\"'”’)\]]*(?=\s|\Z)|(?=\n[ \t]*(?:[-*+#|>`{}]|\d+[.)]\s))|\Z)\s*", re.DOTALL
+    r".+?(?:[.!?…][\"'”’)\]]*(?=\s|\Z)|[。！？][\"'”’)\]」』）]*|(?=\n[ \t]*(?:[-*+#|>`{}]|\d+[.)]\s))|\Z)\s*",
+    re.DOTALL,
 )
 _ROWS = re.compile(r", rows? (?P<first>\d+)(?: to (?P<last>\d+))?\Z")
 _ABOVE_ROWS = re.compile(r"\|(?:---\||  \| A \|)")
 """A line above a table's rows: the letters of a sheet's columns, or the line below heads."""
 _CONTINUES = re.compile(r"\d+(?:[^\d.)]|[.)]\S)")
-_SENTENCE_END = re.compile(r".*[.!?…。！？][\"'”’)\]]*", re.DOTALL)
+_SENTENCE_END = re.compile(r".*[.!?…。！？][\"'”’)\]」』）]*", re.DOTALL)
+_INITIAL = re.compile(r".*\s[A-ZÀ-ÖØ-Þ]\.", re.DOTALL)
+_YEAR = re.compile(r"(?<!\d)(?:1\d|20)\d\d(?!\d|[.,:]\d)")
+_CLOCK = re.compile(r"\d{1,2}(?:[:.h/]\d{2}|\s*[月日时時点])")
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*|[一二两三四五六七八九十百千]+(?=[个個人年次回岁歳米元円名天日倍分])")
+_LATER_NAME = re.compile(r"(?<=[\w,;] )[A-ZÀ-ÖØ-ÞΑ-ΩА-Я]\w+")
+"""A word with a capital that does not begin a sentence."""
+_AS_MUCH = 0.75
+"""A sentence with this share of the most that one has of a question is as good: other things decide between them."""
 
 
 @dataclass(frozen=True)
@@ -429,26 +439,55 @@ def _form(text: str) -> float:
 def best_sentences(text: str, query: Query, spread: Spread, few: int, most: int) -> str:
     """Return on one line a text's sentence with most of a question, and those after it within `few` characters.
 
-    Empty if no sentence of at most `most` characters ends like one.
+    Of sentences that have about as much, it is the one with the kind of answer that the question asks for, and then the
+    one with more of its words beside each other. If it has no such figure or date, sentences follow up to the next that
+    has, within `most` characters. Empty if no sentence of at most `most` characters ends like one.
     """
     weigh = Weighing(spread.weights, _QUOTE_WORDS)
     sentences = whole_sentences(text)
-    ended = [number for number, each in enumerate(sentences) if _SENTENCE_END.fullmatch(each) and len(each) <= most]
-    if not ended:
+    shares: dict[int, float] = {}
+    for number, sentence in enumerate(sentences):
+        if _SENTENCE_END.fullmatch(sentence) and len(sentence) <= most:
+            shares[number] = weigh.coverage(query.matches(sentence).counts)
+    if not shares:
         return ""
-    best = max(ended, key=lambda number: weigh.coverage(query.matches(sentences[number]).counts))
+    least = max(shares.values()) * _AS_MUCH
+    good = [number for number, share in shares.items() if share >= least]
+
+    def fit(number: int) -> tuple[int, int, float]:
+        sentence = sentences[number]
+        return _has_kind(sentence, query), query.nearness(sentence), shares[number]
+
+    best = max(good, key=fit)
     shown = sentences[best]
+    wants_more = query.kind in (FIGURE, DATE) and not _has_kind(shown, query)
     for number in range(best + 1, len(sentences)):
-        if number not in ended or len(shown) + 1 + len(sentences[number]) > few:
+        longer = f"{shown} {sentences[number]}"
+        if number not in shares or len(longer) > (most if wants_more else few):
             break
-        shown += f" {sentences[number]}"
+        shown = longer
+        wants_more = wants_more and not _has_kind(sentences[number], query)
     return shown
+
+
+def _has_kind(sentence: str, query: Query) -> int:
+    """Return how well a sentence has the kind of answer that a question asks for: 0, 1, or 2 for a likelier form."""
+    if query.kind == NAME:
+        return any(name.lower() not in query.text for name in _LATER_NAME.findall(sentence))
+    if query.kind == DATE:
+        is_date = _YEAR.search(sentence) or _CLOCK.search(sentence)
+        return 2 if is_date else int(_NUMBER.search(sentence) is not None)
+    if query.kind == FIGURE:
+        has_other_number = _NUMBER.search(_YEAR.sub(" ", sentence)) is not None
+        return 2 if has_other_number else int(_NUMBER.search(sentence) is not None)
+    return 0
 
 
 def whole_sentences(text: str) -> list[str]:
     """Return the sentences, headings and list entries of a text, each on one line.
 
-    What goes on with a small letter or a number belongs to the sentence before: that ended with an abbreviation.
+    What goes on with a small letter or a number belongs to the sentence before: that ended with an abbreviation. So
+    does what follows the initial of a name.
     """
     sentences: list[str] = []
     for paragraph in _PARAGRAPH.finditer(text):
@@ -456,7 +495,9 @@ def whole_sentences(text: str) -> list[str]:
         for found in _SENTENCE.finditer(text, *paragraph.span()):
             sentence = " ".join(found[0].split())
             if sentence:
-                if len(sentences) > begun and (sentence[0].islower() or _CONTINUES.match(sentence)):
+                is_first = len(sentences) == begun
+                goes_on = sentence[0].islower() or _CONTINUES.match(sentence)
+                if not is_first and (goes_on or _INITIAL.fullmatch(sentences[-1])):
                     sentences[-1] += f" {sentence}"
                 else:
                     sentences.append(sentence)

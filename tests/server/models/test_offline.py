@@ -318,6 +318,13 @@ async def test_a_summary_ends_at_a_sentence(tmp_path: Path, text: str, ends: str
     assert result["summary"].endswith(ends) and len(result["summary"]) <= 500
 
 
+async def test_a_sentence_that_leaves_no_room_in_the_summary_does_not_take_the_place_with_it(tmp_path: Path) -> None:
+    text = f"The keeper lights the lamp {'at dusk and ' * 35} at six."
+    assert 400 < len(text) < 500
+    result = await asked(tmp_path, "When does the keeper light the lamp?", a__md=text)
+    assert result["summary"].endswith("The best is from a.md:1.")
+
+
 @pytest.mark.parametrize("task", ["Where is " + "x" * 900 + "?", " ".join(f"{'y' * 60}{n}" for n in range(12))])
 async def test_long_words_leave_a_summary_of_whole_sentences(tmp_path: Path, task: str) -> None:
     result = await asked(tmp_path, task, a__md="Nothing of the kind.")
