@@ -52,6 +52,7 @@ from ava_server.models.offline_passages import (
     other_language,
     passages,
     pieces,
+    reason_for,
     spread_of,
     spread_out,
     unread_of,
@@ -216,8 +217,10 @@ def answer(request: Request) -> Completion:
         if calls:
             words = _listing(_query(task).words) or "what the task names"
             return complete(f"Looking for {words}.", calls, request)
-    result = _result(task, _tool_turns(request))
-    return complete(result["summary"], [(SUBMIT, result)], request)
+    result, quoted = _result(task, _tool_turns(request))
+    query = _query(task)
+    text = "\n".join([result["summary"], *(reason_for(piece, query) for piece in quoted)])
+    return complete(text, [(SUBMIT, result)], request)
 
 
 def _is_last_turn(request: Request) -> bool:
@@ -268,7 +271,8 @@ def _search_words(task: str, task_and_context: str) -> str:
     return ""
 
 
-def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
+def _result(task: str, results: list[ToolTurn]) -> tuple[dict[str, Any], Sequence[Passage]]:
+    """Return the result of a task, and the passages that it quotes as an answer."""
     query = _query(task)
     spread = spread_of(query, results)
     by_tool: dict[str, list[Passage]] = {}
@@ -279,15 +283,16 @@ def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
         everything = list(chain.from_iterable(by_tool.values()))
         best = best_passages(everything, query, spread, QUOTES_MOST)
         if best.fits and (best.sentence >= _LEAST_SENTENCE or _has_names(task, everything)):
-            return _found_answer(best.pieces, query, spread, results)
+            return _found_answer(best.pieces, query, spread, results), best.pieces
     else:
         by_tool.pop(SEARCH, None)
         beginnings: list[tuple[float, Passage]] = []
         for passage in chain.from_iterable(by_tool.values()):
             beginnings += [(1.0, piece) for piece in pieces(passage)]
         if beginnings:
-            return _found_answer(spread_out(beginnings, QUOTES_MOST), query, spread, results)
-    return _nothing(best.pieces, query, spread, results)
+            chosen = spread_out(beginnings, QUOTES_MOST)
+            return _found_answer(chosen, query, spread, results), chosen
+    return _nothing(best.pieces, query, spread, results), ()
 
 
 def _found_answer(chosen: Sequence[Passage], query: Query, spread: Spread, results: list[ToolTurn]) -> dict[str, Any]:

@@ -483,6 +483,28 @@ def _has_kind(sentence: str, query: Query) -> int:
     return 0
 
 
+def reason_for(piece: Passage, query: Query) -> str:
+    """Return on one line why a passage was chosen: which of the question's words it has, and where most are together.
+
+    Where the passage has lines, the place is the line on which that sentence begins.
+    """
+    words = query.found_in(piece.text)
+    if not words:
+        return f"{piece.location} was chosen as the beginning of what the task names."
+    sentences = list(_SENTENCE.finditer(piece.text))
+    best = max(sentences, key=lambda found: sum(count > 0 for count in query.matches(found[0]).counts))
+    together = query.found_in(best[0])
+    if len(together) == len(words):
+        reason = f"{piece.location} was chosen because one sentence has {', '.join(together)}"
+    else:
+        reason = f"{piece.location} was chosen because it has {', '.join(words)}"
+        if len(together) > 1:
+            reason += f"; one sentence has {', '.join(together)}"
+    if piece.line is None:
+        return f"{reason}."
+    return f"{reason} (line {piece.line + piece.text.count(chr(10), 0, best.start())})."
+
+
 def whole_sentences(text: str) -> list[str]:
     """Return the sentences, headings and list entries of a text, each on one line.
 

@@ -77,6 +77,14 @@ async def test_quotes_are_verbatim_from_the_files(folder: Root) -> None:
     assert len(str(result["summary"])) <= 500
 
 
+async def test_the_log_says_why_each_passage_was_chosen(folder: Root) -> None:
+    completion = await run("When is the refund for a lamp paid?", folder)
+    findings = submitted(completion)["findings"]
+    reasons = completion.text.splitlines()[1:]
+    assert reasons[0] == "docs/guide.md:1 was chosen because one sentence has refund, lamp, paid (line 5)."
+    assert len(reasons) == len(findings)
+
+
 async def test_shows_a_file_the_task_names_even_if_it_lacks_the_search_words(folder: Root) -> None:
     result = submitted(await run("Explain notes.txt", folder, names=("read_file",)))
     assert "Nothing of interest here." in str(result["output"])

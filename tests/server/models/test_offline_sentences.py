@@ -3,7 +3,14 @@
 import pytest
 
 from ava_roles.texts.passages import Query
-from ava_server.models.offline_passages import Passage, Spread, best_passages, best_sentences, whole_sentences
+from ava_server.models.offline_passages import (
+    Passage,
+    Spread,
+    best_passages,
+    best_sentences,
+    reason_for,
+    whole_sentences,
+)
 
 TARIFF = """### § 2 Abgabentarif
 
@@ -91,6 +98,20 @@ def test_a_sentence_without_the_figure_that_is_asked_for_is_shown_with_those_up_
 def test_sentences_end_in_scripts_without_blanks_and_not_after_the_initial_of_a_name() -> None:
     assert whole_sentences("渡轮是蓝色的。「它很旧。」船长说！") == ["渡轮是蓝色的。", "「它很旧。」", "船长说！"]
     assert whole_sentences("It was sold by Ruth E. Berg. She wept.") == ["It was sold by Ruth E. Berg.", "She wept."]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("# Alma\n\nIt is blue. A ferry sails.", "because it has ferry, alma (line 7)."),
+        ("# A\n\nIt is blue. The ferry Alma carries us.", "because one sentence has ferry, alma (line 9)."),
+        ("The Alma is a ferry.\n\nSailors sleep.", "because it has sailors, ferry, alma; one sentence has ferry, alma"),
+        ("It is blue.", "as the beginning of what the task names."),
+    ],
+)
+def test_a_line_says_which_words_a_passage_was_chosen_for_and_where_they_are(text: str, reason: str) -> None:
+    query = Query("Which sailors of the ferry Alma?")
+    assert reason_for(Passage("a.md", "line 7", text, 7), query).startswith(f"a.md:7 was chosen {reason}")
 
 
 def _even(query: Query) -> Spread:
