@@ -2,7 +2,9 @@
 
 import gzip
 import os
+import random
 import re
+import textwrap
 import time
 import tracemalloc
 from dataclasses import replace
@@ -87,6 +89,40 @@ def test_passages_consist_of_whole_lines_and_lose_no_text() -> None:
     pieces = [passage.text for passage in split_passages(text)]
     assert "\n".join(pieces) == text
     assert max(map(len, pieces)) <= 1_300
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_sentence_of_wrapped_prose_is_whole_in_a_passage_and_no_line_is_lost(seed: int) -> None:
+    chance = random.Random(seed)
+    sentences: list[str] = []
+    for number in range(200):
+        sentences.append(
+            " ".join([f"Sentence{number}", *["word" * chance.randint(1, 3)] * chance.randint(2, 25)]) + "."
+        )
+    text = textwrap.fill(" ".join(sentences), 72)
+    found = [passage.text for passage in split_passages(text)]
+    for sentence in sentences:
+        assert any(sentence in " ".join(passage.split()) for passage in found)
+    assert {line for passage in found for line in passage.split("\n")} == set(text.split("\n"))
+    assert all(500 < len(passage) <= 1_300 for passage in found[:-1])
+    lines = text.split("\n")
+    for passage in split_passages(text):
+        first, last = map(int, re.findall(r"\d+", passage.where))
+        assert passage.text == "\n".join(lines[first - 1 : last])
+
+
+@pytest.mark.parametrize("above", ["## The rates", "The rates are:"])
+def test_a_heading_and_an_announcement_stand_in_the_passage_of_what_follows(above: str) -> None:
+    for words in range(80, 260):
+        text = f"{'word ' * words}\n\n{above}\n\n- {'rate ' * 100}\n- {'rate ' * 100}"
+        assert any(f"{above}\n\n- rate" in passage.text for passage in split_passages(text))
+
+
+def test_an_entry_of_a_list_begins_a_passage_and_rows_of_a_table_are_in_one_only() -> None:
+    entries = "\n".join(f"- Entry {number} of the list which\n  goes on and on, as it were" for number in range(60))
+    assert all(passage.text.startswith("- Entry") for passage in split_passages(entries))
+    rows = "\n".join(f"| {number} | Mr. Berg. He pays | 12 |" for number in range(200))
+    assert "\n".join(passage.text for passage in split_passages(rows)) == rows
 
 
 def test_ignores_common_words_unless_there_are_no_others() -> None:

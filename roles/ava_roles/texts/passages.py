@@ -665,10 +665,23 @@ def split_lines(text: str) -> list[str]:
     return lines
 
 
-def split_passages(text: str, first: int = 1) -> Generator[FilePassage]:
-    """Yield passages of whole lines, about 1,200 characters each, split at empty lines if possible; cut long lines.
+_ENDS = re.compile(r".*[.!?…。！？][\"'”’)\]」』）]*\s*")
+"""A line that ends a sentence."""
+_ENDS_WITHIN = re.compile(r"(?!\s*\|).*(?:[.!?…][\"'”’)\]]*\s|[。！？][」』）]*)\s*\S")
+"""A line, but no row of a table, in which another sentence begins."""
+_BEGINS_ITEM = re.compile(r"\s*(?:[-*+]|\d+[.)])\s")
+_ANNOUNCES = re.compile(r"#{1,6}\s.*|.*[:：]\s*")
+"""A heading, or a line that announces what follows."""
+_OVERLAP_CHARS = 400
+"""The longest beginning of a sentence that two passages share."""
 
-    `first`: the number of the text's first line.
+
+def split_passages(text: str, first: int = 1) -> Generator[FilePassage]:
+    """Yield passages of whole lines, about 1,200 characters each; cut long lines.
+
+    They are split at empty lines if possible, else where a sentence or an entry of a list begins. Where that is within
+    a line, the next passage begins with this line again, so that one of both has the whole sentence. A heading, and a
+    line that announces what follows, come with what follows. `first`: the number of the text's first line.
     """
     lines: list[str] = []
     length = start = 0
@@ -685,10 +698,13 @@ def split_passages(text: str, first: int = 1) -> Generator[FilePassage]:
         if lines:
             is_full = length + len(line) > _PASSAGE_CHARS
             is_half_full = length > _PASSAGE_CHARS // 2
-            if is_full or (is_blank and is_half_full):
-                yield _passage_at(start, lines)
-                lines = []
-                length = 0
+            ends_here = is_blank and not _ANNOUNCES.fullmatch(lines[-1])
+            if is_full or (ends_here and is_half_full):
+                end, begin = (len(lines), len(lines)) if ends_here else _cut(lines, line)
+                yield _passage_at(start, lines[:end])
+                lines = lines[begin:]
+                start += begin
+                length = sum(map(len, lines)) + len(lines)
         if not lines:
             if is_blank:
                 continue
@@ -699,6 +715,29 @@ def split_passages(text: str, first: int = 1) -> Generator[FilePassage]:
         lines.pop()
     if lines:
         yield _passage_at(start, lines)
+
+
+def _cut(lines: Sequence[str], following: str) -> tuple[int, int]:
+    """Return how many of the lines a full passage has, and with which of them the next one begins."""
+    whole = len(lines), len(lines)
+    last = max((at for at, line in enumerate(lines) if line.strip()), default=0)
+    if last and _ANNOUNCES.fullmatch(lines[last]):
+        return last, last
+    if last < len(lines) - 1 or _BEGINS_ITEM.match(following):
+        return whole
+    left = 0
+    within: tuple[int, int] | None = None
+    for at in range(len(lines), 0, -1):
+        if left > _PASSAGE_CHARS // 2:
+            break
+        if not lines[at - 1].strip() or _ENDS.fullmatch(lines[at - 1]):
+            return at, at
+        if at < len(lines) and _BEGINS_ITEM.match(lines[at]):
+            return at, at
+        left += len(lines[at - 1]) + 1
+        if within is None and left <= _OVERLAP_CHARS and at > 1 and _ENDS_WITHIN.match(lines[at - 1]):
+            within = len(lines), at - 1
+    return within or whole
 
 
 def _passage_at(first: int, lines: Sequence[str]) -> FilePassage:

@@ -142,10 +142,29 @@ async def test_prefers_a_sentence_to_a_bare_heading_as_a_finding(tmp_path: Path)
     assert [finding["quote"] for finding in findings] == ["# Refunds\n\nRefunds are paid within a week."]
 
 
+MINUTES = """Procès-verbal de la séance du 4 mai
+
+Le port a été entendu sur les travaux du quai nord, sur ceux de la jetée
+et sur l'état des bateaux qui y sont amarrés depuis l'hiver dernier, {long}
+La commission a entendu le maire adjoint sur le budget de la
+réfection du phare, dont le montant voté par le conseil après le débat est
+de 48 000 euros. Elle a ensuite levé la séance. {long}
+"""
+
+
+async def test_a_quote_has_the_sentence_with_the_answer_to_its_end(tmp_path: Path) -> None:
+    for lines in range(10, 20):
+        long = "et sur bien\nd'autres choses qui ne sont pas encore connues du conseil, " * lines
+        (tmp_path / "minutes.txt").write_text(MINUTES.format(long=long.strip(", ") + "."), encoding="utf-8")
+        result = await asked(tmp_path, "Quel est le montant du budget voté pour la réfection du phare ?")
+        quote = result["findings"][0]["quote"]
+        assert "La commission a entendu" in quote and "de 48 000 euros." in quote
+
+
 async def test_a_heading_at_the_end_of_a_passage_is_not_a_file_name(tmp_path: Path) -> None:
     long = "The lamp is lit by the keeper every evening at dusk, and put out at dawn. " * 8
     weaker = "The lamp is lit every evening. " * 20
-    (tmp_path / "rules.md").write_text(f"{long}\n\n## [limits]\n\n{weaker}\n\n{weaker}\n", encoding="utf-8")
+    (tmp_path / "rules.md").write_text(f"{weaker}\n\n{weaker}\n\n{long}\n\n## [limits]\n", encoding="utf-8")
     root = Root.open(tmp_path)
     tool = builtin_tools()["search_and_read"]
     output = (await tool(tool.spec.args.model_validate({"query": "keeper lamp"}), ToolContext(files=root))).text
