@@ -54,7 +54,7 @@ def test_only_the_listed_files_open_postgres_connections_that_write() -> None:
         ("ava_audit/postgres/shared_files.py", {"documents"}),
         ("ava_audit/postgres/leases.py", {"leases", "activities"}),
         ("ava_audit/postgres/blobs.py", {"blobs", "blob_parts", "blob_uses"}),
-        (TEXTS, {"texts", "total", "files", "readers", "passages", "words"}),
+        (TEXTS, {"texts", "total", "files", "folders", "checked", "readers", "passages", "words"}),
     ],
 )
 def test_what_is_not_the_log_writes_only_its_own_tables(name: str, tables: set[str]) -> None:

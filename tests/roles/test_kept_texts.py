@@ -12,22 +12,29 @@ import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import anyio
+import openpyxl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.path_access import FileMark
 from ava_roles.sandbox.paths import Root
 from ava_roles.texts import parser_process, reading
 from ava_roles.texts import store as store_module
-from ava_roles.texts.extracted import Extracted, Format, Part, Wanted
+from ava_roles.texts.encodings import decode
+from ava_roles.texts.extracted import FORMATS, Extracted, Format, Part, Wanted, format_of
+from ava_roles.texts.formats import PARSERS
 from ava_roles.texts.kept import KeptTexts
+from ava_roles.texts.page_text import read_page_text
 from ava_roles.texts.parser_process import ParserProcess
 from ava_roles.texts.passages import FilePassage, Query, index_terms
+from ava_roles.texts.reading import TextReader
 from ava_roles.texts.store import TextStore, remove_store
 from ava_roles.tool import ToolContext
 from ava_roles.tools.files import ReadFile, ReadFileArgs, SearchAndRead, SearchAndReadArgs
@@ -483,6 +490,194 @@ async def test_runs_that_ask_about_a_folder_at_once_have_each_document_parsed_on
             tasks.start_soon(one, number)
     assert len(set(parsed)) == len(parsed) == 6
     assert len(answers) == 4 and len(set(answers)) == 1
+
+
+# -- the key of a text ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["page.html", "page.xhtml", "page.txt"])
+async def test_another_search_of_the_same_bytes_changes_no_quote(first: str, at: ToolContext, tmp_path: Path) -> None:
+    names = ["page.html", "page.xhtml", "page.txt"]
+    names.sort(key=lambda name: name != first)
+    alone: list[str] = []
+    together: list[str] = []
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text('<html><body><p>zeppelin <b hidden="hidden"/>at noon</p></body></html>')
+        with closing(Root.open(tmp_path / name)) as root:
+            alone.append(await ask(replace(at, files=root, texts=KeptTexts()), "zeppelin"))
+            together.append(await ask(replace(at, files=root), "zeppelin"))
+    assert together == alone
+    assert len({text.replace(name, "") for name, text in zip(names, alone, strict=True)}) == 3
+
+
+def other_than(value: object) -> object:
+    """Return a value of the same type, and another one."""
+    if isinstance(value, bool):
+        return not value
+    return 7 if value is None or isinstance(value, int) else f"{value}x"
+
+
+NAMES = ["notes.txt", "page.html", "page.xhtml", *(each.suffixes[0].join(("a", "")) for each in FORMATS)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_argument_of_what_reads_a_file_is_in_the_key_of_its_text(name: str) -> None:
+    reader = TextReader.of(name, format_of(name))
+    taken = {
+        "decode": list(signature(decode).parameters)[1:],
+        "page": list(signature(read_page_text).parameters)[1:],
+        "document": list(signature(Wanted).parameters),
+        "packages": ["are_here"],
+    }
+    for step, arguments in reader.arguments.items():
+        assert sorted(arguments) == sorted(taken[step]), f"{step} takes arguments that are not in the key"
+        for argument, value in arguments.items():
+            changed = {**reader.arguments, step: {**arguments, argument: other_than(value)}}
+            assert replace(reader, arguments=changed).digest("0") != reader.digest("0"), f"{argument} of {step}"
+    assert reader.digest("1") != reader.digest("0")
+
+
+def test_a_parser_takes_nothing_but_the_data_and_what_is_in_the_key() -> None:
+    assert {each.name for each in FORMATS} == set(PARSERS)
+    for name, parser in PARSERS.items():
+        _data, wanted = signature(parser).parameters.values()
+        assert wanted.annotation in ("Wanted", Wanted), name
+
+
+def test_no_two_readers_share_a_key() -> None:
+    readers = [TextReader.of(name, format_of(name)) for name in NAMES]
+    assert len({reader.digest("0") for reader in readers}) == len(NAMES)
+
+
+def test_a_folder_with_the_name_of_a_page_changes_no_page_in_it() -> None:
+    assert TextReader.of("old.xhtml/a.html", None) == TextReader.of("a.html", None) != TextReader.of("A.XHT.GZ", None)
+
+
+async def test_a_document_that_lacked_its_packages_is_read_when_they_are_there(
+    at: ToolContext, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = openpyxl.Workbook()
+    assert book.active is not None
+    book.active["A1"] = SENTENCE
+    book.save(folder / "plan.xlsx")
+    with monkeypatch.context() as without, pytest.raises(ToolFailed, match="no extra `documents`"):
+        for module in (reading, parser_process):
+            without.setattr(module, "has_extra", lambda _name: False)
+        await ReadFile()(ReadFileArgs(path="plan.xlsx"), at)
+    assert SENTENCE in (await ReadFile()(ReadFileArgs(path="plan.xlsx"), at)).text
+
+
+# -- files that are gone ----------------------------------------------------------------------------------------------
+
+
+async def test_the_text_of_a_file_that_is_gone_goes_without_a_search(
+    at: ToolContext, folder: Path, tmp_path: Path
+) -> None:
+    await ask(at, "zeppelin")
+    assert at.texts.check_files() == 0
+    (folder / "words.txt").unlink()
+    (folder / "other.txt").write_text("It has changed.\n")
+    assert at.texts.check_files() == 2
+    at.texts.close()
+    assert bytes_of(tmp_path).isdisjoint({b"zeppelin", b"mooring", b"interest"})
+
+
+def take_away(folder: Path, away: Path, how: str) -> None:
+    folder.rename(away)
+    if how == "another folder":
+        folder.mkdir()
+    elif how == "a file":
+        folder.touch()
+    elif how == "a link":
+        folder.symlink_to(away)
+
+
+@pytest.mark.parametrize("how", ["moved away", "another folder", "a file", "a link"])
+async def test_a_folder_that_is_not_there_says_nothing_about_its_files(
+    how: str, at: ToolContext, folder: Path, tmp_path: Path
+) -> None:
+    await ask(at, "zeppelin")
+    take_away(folder, tmp_path / "away", how)
+    assert at.texts.check_files() == 0
+    assert used_lately(tmp_path / "texts.db") == 2
+
+
+async def test_a_folder_that_cannot_be_opened_says_nothing_about_its_files(
+    at: ToolContext, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "sub").mkdir()
+    (folder / "sub/deep.txt").write_text(f"{SENTENCE} Deep.\n")
+    await ask(at, "zeppelin")
+    open_file = Root.open_file
+
+    def refused(root: Root, rel: str) -> Any:
+        if rel.startswith("sub/"):
+            raise AccessRefused("sub/deep.txt may not be accessed by this user")
+        return open_file(root, rel)
+
+    with monkeypatch.context() as closed:  # root may open everything
+        closed.setattr(Root, "open_file", refused)
+        assert at.texts.check_files() == 0
+        closed.setattr(Root, "open_approved", lambda *_given: (_ for _ in ()).throw(PermissionError("closed")))
+        (folder / "words.txt").unlink()
+        assert at.texts.check_files() == 0
+    assert used_lately(tmp_path / "texts.db") == 3
+    assert at.texts.check_files() == 1
+
+
+async def test_each_round_looks_at_the_next_files_and_then_at_the_first_again(at: ToolContext, folder: Path) -> None:
+    for number in range(5):
+        (folder / f"n{number}.txt").write_text(f"note {number}\n")
+    await ask(at, "zeppelin")  # 7 files
+    for number in range(5):
+        (folder / f"n{number}.txt").unlink()
+    assert [at.texts.check_files(3) for _round in range(4)] == [3, 2, 0, 0]
+    (folder / "other.txt").unlink()
+    assert sum(at.texts.check_files(3) for _round in range(2)) == 1
+
+
+async def test_a_file_that_was_read_again_meanwhile_keeps_its_text(at: ToolContext, folder: Path) -> None:
+    await ask(at, "zeppelin")
+    (folder / "words.txt").write_text("The airship has left.\n")
+
+    async def forget_late(store: TextStore) -> int:
+        before = store.next_files(9)
+        await ask(at, "airship")
+        return store.forget(before)
+
+    assert await at.texts.use(forget_late) == 1, "the file that was not read again"
+    assert at.files is not None
+    identity = at.files.identity()
+
+    async def known(store: TextStore) -> set[str]:
+        return set(store.known(identity))
+
+    assert await at.texts.use(known) == {"words.txt"}
+
+
+async def test_files_of_a_boot_before_are_looked_at_in_their_folder(
+    at: ToolContext, folder: Path, tmp_path: Path
+) -> None:
+    await ask(at, "zeppelin")
+    at.texts.close()
+    with closing(sqlite3.connect(tmp_path / "texts.db")) as db:
+        inode = os.stat(folder).st_ino  # noqa: PTH116
+        for table in ("files", "folders"):
+            db.execute(f"UPDATE {table} SET folder = ?", (f"99:{inode}:an-earlier-boot",))
+        db.execute("UPDATE files SET mark = '99' || substr(mark, instr(mark, ':'))")
+        db.commit()
+    assert at.texts.check_files() == 0
+    (folder / "words.txt").unlink()
+    assert at.texts.check_files() == 1
+
+
+async def test_the_path_of_a_folder_goes_with_its_last_text(at: ToolContext, folder: Path, tmp_path: Path) -> None:
+    await ask(at, "zeppelin")
+    assert in_files(tmp_path, bytes(folder))
+    at.texts.erase_run("S-1")
+    at.texts.close()
+    assert not in_files(tmp_path, bytes(folder))
 
 
 @pytest.fixture

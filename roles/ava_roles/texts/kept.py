@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import TypeVar, cast
 
-from ava_roles.texts.store import MADE_AGAIN, TextStore, is_damage, primary_code, remove_store
+from ava_roles.errors import FolderReplaced, NotThere, ToolFailed
+from ava_roles.sandbox.path_access import FileMark
+from ava_roles.sandbox.paths import Root
+from ava_roles.texts.store import (
+    MADE_AGAIN,
+    KeptFile,
+    TextStore,
+    is_damage,
+    primary_code,
+    remove_store,
+    without_device,
+)
 from ava_roles.threads import run_sync
 
 log = logging.getLogger("ava.texts")
 _Result = TypeVar("_Result")
 PASSING_BYTES = 200_000_000
 """The most texts that one call keeps in memory, where the file cannot be used."""
+CHECKED_FILES = 2_000
+"""How many files the keeper of the data root looks at in a round, which takes it some tenths of a second."""
 _DAY_US = 86_400_000_000
 
 
@@ -33,6 +48,7 @@ class KeptTexts:
         self._lock = threading.Lock()
         self._store: TextStore | None = None
         self._said = False
+        self._checking = threading.Lock()
 
     async def use(self, work: Callable[[TextStore], Awaitable[_Result]]) -> _Result:
         """Do `work` with the store, and return its result.
@@ -106,6 +122,23 @@ class KeptTexts:
         except (OSError, sqlite3.Error) as error:
             log.warning("old texts in %s were not removed (%s)", self._path, error)
 
+    def check_files(self, most: int = CHECKED_FILES) -> int:
+        """Forget the texts of files that are gone or have changed, of the next `most` files. Blocks.
+
+        Returns how many files these were. A folder that cannot be opened, or is another one now, as where a share is
+        not mounted, says nothing about its files. A share whose server does not answer may block this for long: another
+        call does nothing meanwhile. A failure is tried again later.
+        """
+        if not self._checking.acquire(blocking=False):
+            return 0
+        try:
+            return self._removed(lambda store: store.forget(_gone(store.next_files(most))))
+        except (OSError, sqlite3.Error) as error:
+            log.warning("texts in %s whose files are gone were not removed (%s)", self._path, error)
+            return 0
+        finally:
+            self._checking.release()
+
     def _removed(self, remove: Callable[[TextStore], int]) -> int:
         """Remove texts; all of them where the file is damaged, or too full to say which."""
         if self._path is None or not self._path.exists():
@@ -127,6 +160,35 @@ class KeptTexts:
     def close(self) -> None:
         with self._lock:
             self._close()
+
+
+def _gone(files: Iterable[KeptFile]) -> list[KeptFile]:
+    """Return those of some files, ordered by folder, that are gone or have changed."""
+    gone: list[KeptFile] = []
+    for (folder, place), group in groupby(files, key=lambda file: (file.folder, file.place)):
+        try:
+            root = Root.open_approved(place, folder)
+        except (FolderReplaced, OSError):
+            continue
+        try:
+            gone += _gone_in(root, group)
+        finally:
+            root.close()
+    return gone
+
+
+def _gone_in(root: Root, files: Iterable[KeptFile]) -> Iterator[KeptFile]:
+    for file in files:
+        try:
+            with root.open_file(file.path) as descriptor:
+                mark = FileMark.of(os.fstat(descriptor))
+        except NotThere:
+            yield file
+        except ToolFailed:  # it may be there
+            continue
+        else:
+            if without_device(mark) != without_device(file.mark):
+                yield file
 
 
 def _counted(store: TextStore) -> int:

@@ -11,9 +11,10 @@ import json
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
+from typing import Any
 
 import anyio
 from anyio.from_thread import check_cancelled
@@ -28,7 +29,6 @@ from ava_roles.texts.extracted import (
     Extracted,
     Format,
     Part,
-    Tables,
     Wanted,
     format_of,
     is_name_beside_document,
@@ -65,8 +65,14 @@ _HEADINGS_S = 0.5
 """Headings are looked at, before files are read, for at most this many seconds."""
 _HEADINGS_SHARE = 0.05
 """And for at most this share of the time of a call."""
-_PAGES = (".html", ".htm", ".xhtml", ".xht")
+_XML_PAGES = (".xhtml", ".xht")
+_PAGES = (".html", ".htm", *_XML_PAGES)
 _CELLS = (".csv", ".tsv")
+_DOCUMENT = "document"
+_PACKAGES = "packages"
+_DECODE = "decode"
+_PAGE = "page"
+_ROWS = "rows"
 
 NOT_TEXT = "not text"
 GONE = "gone meanwhile"
@@ -361,7 +367,7 @@ class FolderReader:
                 else:
                     texts.note_failed(entry.name, text)
         finally:  # a later call goes on where this one was cancelled
-            self._store.enter(self._folder, marks_of_kept, self._run_id)
+            self._store.enter(self._folder, marks_of_kept, self._run_id, self._root.path)
 
     def _read(
         self, entry: FolderEntry, texts: FolderTexts, parser: ParserProcess
@@ -410,7 +416,7 @@ class FolderReader:
         with ParserProcess() as parser:
             text = read_kept(self._store, name, kind, data, sha256, parser, self._check)
             if isinstance(text, KeptText):
-                self._store.enter(self._folder, [(name, mark, read_ns, text.id)], self._run_id)
+                self._store.enter(self._folder, [(name, mark, read_ns, text.id)], self._run_id, self._root.path)
                 text = self._text_of(text) or parser.read_document(kind, data, _WHOLE_TEXT)
         if isinstance(text, str):
             raise ToolFailed(text)
@@ -623,7 +629,8 @@ def read_kept(
 
     What may not be kept is returned itself: a text, or why there is none. `check` raises if the call was cancelled.
     """
-    digest = hashlib.sha256(f"{_reader_of(name, kind)}\0{sha256}".encode()).digest()
+    reader = TextReader.of(name, kind)
+    digest = reader.digest(sha256)
     kept = store.find(digest)
     if kept is not None:
         return kept
@@ -631,14 +638,13 @@ def read_kept(
         earlier = store.find(digest) or store.ended(digest)
         if earlier:
             return earlier
-        return _keep(store, digest, name, kind, data, parser, check)
+        return _keep(store, digest, reader, data, parser, check)
 
 
 def _keep(
     store: TextStore,
     digest: bytes,
-    name: str,
-    kind: Format | None,
+    reader: TextReader,
     data: bytes,
     parser: ParserProcess,
     check: Callable[[], None],
@@ -649,7 +655,7 @@ def _keep(
     """
     failure = ""
     try:
-        text = _read_text(name, kind, data, parser)
+        text = reader.read(data, parser)
     except ParserEnded as error:
         check()  # which has ended it, too
         store.note_ended(digest, str(error))
@@ -684,38 +690,59 @@ def _body(text: Extracted) -> bytes:
     return json.dumps(asdict(text), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def _reader_of(name: str, kind: Format | None) -> str:
-    """Return what reads a file: the same bytes have another text as a page than as plain text."""
-    if kind is not None:
-        return kind.name
-    if _is_page(name):
-        return "page"
-    return _tables_of(name) or "text"
+@dataclass(frozen=True)
+class TextReader:
+    """What makes the text of a file, with every argument on which the text depends: both are in the key of the text.
 
+    `kind`: of a document; None for a page or another text. `arguments`: those of each step that reads the file's
+    bytes: of `decode`, of `read_page_text`, of a document's parser (`Wanted`), how the text writes tables, and whether
+    the packages of documents are here.
+    """
 
-def _is_page(name: str) -> bool:
-    return PurePosixPath(name.removesuffix(".gz")).suffix.lower() in _PAGES
+    kind: Format | None
+    arguments: Mapping[str, Mapping[str, object]]
 
+    @classmethod
+    def of(cls, name: str, kind: Format | None) -> TextReader:
+        """Return what reads a file of this name, and of this kind of document."""
+        if kind is not None:
+            has_packages = not kind.extra or has_extra("documents")
+            return cls(kind, {_DOCUMENT: asdict(_WHOLE_TEXT), _PACKAGES: {"are_here": has_packages}})
+        decode_arguments = {"label": "", "cut": False}
+        suffix = PurePosixPath(name.lower().removesuffix(".gz")).suffix
+        if suffix not in _PAGES:  # Markdown stays as it is, word for word
+            return cls(None, {_DECODE: decode_arguments, _ROWS: {"tables": "commas" if suffix in _CELLS else ""}})
+        page_arguments = {"url": "", "keep_lines": True, "is_xml": suffix in _XML_PAGES}
+        return cls(None, {_DECODE: decode_arguments, _PAGE: page_arguments})
 
-def _read_text(name: str, kind: Format | None, data: bytes, parser: ParserProcess) -> Extracted:
-    """Return the text of a file. Raises ToolFailed if it has none."""
-    if kind is not None:
-        document = parser.read_document(kind, data, _WHOLE_TEXT)
+    def digest(self, sha256: str) -> bytes:
+        """Return the key of the text of a file whose data has this hash."""
+        kind_name = "" if self.kind is None else self.kind.name
+        reader = json.dumps([kind_name, self.arguments], sort_keys=True)
+        return hashlib.sha256(f"{reader}\0{sha256}".encode()).digest()
+
+    def read(self, data: bytes, parser: ParserProcess) -> Extracted:
+        """Return the text of a file's data. Raises ToolFailed if it has none."""
+        if self.kind is not None:
+            return self._read_document(self.kind, data, parser)
+        data, more = unpacked(data, MAX_FILE_BYTES)
+        if more:
+            raise ToolFailed(TOO_LARGE)
+        decode_arguments: dict[str, Any] = dict(self.arguments[_DECODE])
+        decoded = decode(data, **decode_arguments)
+        if decoded is None:
+            raise ToolFailed(NOT_TEXT)
+        if _PAGE not in self.arguments:
+            row_arguments: dict[str, Any] = dict(self.arguments[_ROWS])
+            return Extracted((Part("", decoded.text),), note=decoded.note, **row_arguments)
+        page_arguments: dict[str, Any] = dict(self.arguments[_PAGE])
+        page = read_page_text(decoded.text, **page_arguments)
+        missing = page.missing + page.unseen
+        return Extracted((Part("", page.text),), page.title or None, missing=missing, note=decoded.note)
+
+    def _read_document(self, kind: Format, data: bytes, parser: ParserProcess) -> Extracted:
+        wanted: dict[str, Any] = dict(self.arguments[_DOCUMENT])
+        document = parser.read_document(kind, data, Wanted(**wanted))
         if document.missing and not any(part.text.strip() for part in document.parts):
             raise ToolFailed(f"this {kind.name} has no text: {', '.join(document.missing)}")
         return replace(document, tables=kind.tables)
-    data, more = unpacked(data, MAX_FILE_BYTES)
-    if more:
-        raise ToolFailed(TOO_LARGE)
-    decoded = decode(data)
-    if decoded is None:
-        raise ToolFailed(NOT_TEXT)
-    if not _is_page(name):
-        return Extracted((Part("", decoded.text),), note=decoded.note, tables=_tables_of(name))
-    page = read_page_text(decoded.text, keep_lines=True, is_xml=".xht" in name.lower())
-    return Extracted((Part("", page.text),), page.title or None, missing=page.missing + page.unseen, note=decoded.note)
-
-
-def _tables_of(name: str) -> Tables:
-    """Return how a text file that is no page writes tables, by its name: Markdown stays as it is, word for word."""
-    return "commas" if PurePosixPath(name.removesuffix(".gz")).suffix.lower() in _CELLS else ""

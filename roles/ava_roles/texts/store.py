@@ -31,7 +31,7 @@ MADE_AGAIN = "%s is damaged (%s) and is made anew: files are read again"
 """What the log says of a damaged store."""
 
 
-VERSION = 5
+VERSION = 6
 """Raise it when parsers return something else, texts are cut otherwise, or the index changes: it rebuilds the store."""
 MOST_BYTES = 1_000_000_000
 FRESH_S = 2.0
@@ -63,6 +63,9 @@ CREATE TABLE files (
     text INTEGER NOT NULL REFERENCES texts (id) ON DELETE CASCADE, PRIMARY KEY (folder, path)
 ) WITHOUT ROWID;
 CREATE INDEX files_text ON files (text);
+CREATE TABLE folders (folder TEXT PRIMARY KEY, place BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE checked (folder TEXT NOT NULL, path TEXT NOT NULL);
+INSERT INTO checked VALUES ('', '');
 CREATE TABLE readers (
     text INTEGER NOT NULL REFERENCES texts (id) ON DELETE CASCADE, run TEXT NOT NULL, PRIMARY KEY (text, run)
 ) WITHOUT ROWID;
@@ -73,7 +76,7 @@ CREATE VIRTUAL TABLE vocabulary USING fts5vocab (words, row);
 """
 
 
-_TABLES = ("vocabulary", "words", "passages", "readers", "files", "texts", "total")
+_TABLES = ("vocabulary", "words", "passages", "readers", "checked", "folders", "files", "texts", "total")
 _DROP = [f"DROP TABLE IF EXISTS {name}" for name in _TABLES]
 _DAMAGE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 """What SQLite says of a damaged file; the first of a damaged schema, as the statements here are fixed."""
@@ -88,6 +91,11 @@ _PLACED = "SELECT place, text FROM passages WHERE id >= ? AND id < ? ORDER BY id
 _ONE = "SELECT place, text FROM passages WHERE id = ?"
 _UNUSED = "SELECT id, bytes FROM texts WHERE used_us < ? ORDER BY used_us, id"
 _USED = "UPDATE texts SET used_us = ? WHERE id = ? AND used_us < ?"
+_NEXT_FILES = (
+    "SELECT files.folder, path, mark, place FROM files JOIN folders ON folders.folder = files.folder"
+    " WHERE (files.folder, path) > (?, ?) ORDER BY files.folder, path LIMIT ?"
+)
+_EMPTY_FOLDERS = "DELETE FROM folders WHERE folder NOT IN (SELECT folder FROM files)"
 _READER = "INSERT OR IGNORE INTO readers (text, run) SELECT id, ? FROM texts WHERE id = ?"
 
 
@@ -107,6 +115,15 @@ class KeptText(NamedTuple):
 
 
 _COLUMNS = ", ".join(KeptText._fields)
+
+
+class KeptFile(NamedTuple):
+    """A file whose text is kept: its folder's identity, its path there, its mark as `written`, the folder's path."""
+
+    folder: str
+    path: str
+    mark: str
+    place: Path
 
 
 class TextStore:
@@ -277,14 +294,20 @@ class TextStore:
         self._remove(db, oldest)
         return True
 
-    def enter(self, folder: str, files: Iterable[tuple[str, FileMark, int, int]], run: str) -> None:
+    def enter(
+        self, folder: str, files: Sequence[tuple[str, FileMark, int, int]], run: str, place: Path | None = None
+    ) -> None:
         """Note what files of a folder are now (path, mark, when it was read in ns, text), and which run read them.
+
+        `place` is the folder's path, where `next_files` says that they are; without it, they are not among those.
 
         A text that was removed meanwhile is left out; one that no file has any more goes. A path that is no UTF-8 is
         left out too, as the database takes none: its file is read again each time.
         """
         now = time.time_ns() // 1000
         with self._writing() as db:
+            if place is not None and files:
+                db.execute("INSERT OR REPLACE INTO folders VALUES (?, ?)", (folder, os.fsencode(place)))
             replaced: set[int] = set()
             for path, mark, entered_ns, text in files:
                 if not _is_utf8(path):
@@ -307,6 +330,36 @@ class TextStore:
                 texts = {text for path in step for text in self._texts_of(db, folder, path)}
                 db.executemany("DELETE FROM files WHERE folder = ? AND path = ?", ((folder, path) for path in step))
                 self._remove_unused(db, texts)
+
+    def next_files(self, most: int) -> list[KeptFile]:
+        """Return the next files whose texts are kept, at most `most`; after the last one, the first one is next."""
+        with self._writing() as db:
+            start = db.execute("SELECT folder, path FROM checked").fetchone()
+            rows = db.execute(_NEXT_FILES, (*start, most)).fetchall()
+            end = rows[-1][:2] if len(rows) == most else ("", "")
+            db.execute("UPDATE checked SET folder = ?, path = ?", end)
+        return [KeptFile(folder, path, mark, Path(os.fsdecode(place))) for folder, path, mark, place in rows]
+
+    def forget(self, files: Iterable[KeptFile]) -> int:
+        """Forget files that are gone, and texts that no file has any more; return how many files.
+
+        A file that was read again meanwhile has another mark, and stays.
+        """
+        forgotten = 0
+        rest = iter(files)
+        while step := list(islice(rest, _STEP)):
+            with self._writing() as db:
+                texts: set[int] = set()
+                for file in step:
+                    where = "folder = ? AND path = ? AND mark = ?"
+                    values = (file.folder, file.path, file.mark)
+                    removed = db.execute(f"DELETE FROM files WHERE {where} RETURNING text", values).fetchall()  # noqa: S608 - fixed names
+                    texts.update(text for (text,) in removed)
+                    forgotten += len(removed)
+                self._remove_unused(db, texts)
+        if forgotten:
+            self._scrub()
+        return forgotten
 
     def _texts_of(self, db: sqlite3.Connection, folder: str, path: str) -> list[int]:
         rows = db.execute("SELECT text FROM files WHERE folder = ? AND path = ?", (folder, path))
@@ -395,6 +448,7 @@ class TextStore:
         count = self._remove_where(only, run, run)
         with self._writing() as db:
             db.execute("DELETE FROM readers WHERE run = ?", (run,))
+            db.execute(_EMPTY_FOLDERS)
         self._scrub()
         return count
 
@@ -406,6 +460,7 @@ class TextStore:
             db.execute("DELETE FROM passages")
             db.execute("DELETE FROM readers")
             db.execute("DELETE FROM files")
+            db.execute("DELETE FROM folders")
             db.execute("DELETE FROM texts")
         self._scrub()
         return count
@@ -422,6 +477,8 @@ class TextStore:
         left = "id NOT IN (SELECT text FROM files) AND used_us < ?"  # others are about to be entered
         count += self._remove_where(left, time.time_ns() // 1000 - _USED_US)
         count += self._remove_where(oldest, self._most_bytes)
+        with self._writing() as db:
+            db.execute(_EMPTY_FOLDERS)
         if count:
             self._scrub()
         return count
@@ -529,6 +586,12 @@ def _unpacked(packed: bytes) -> str:
 
 def written(mark: FileMark) -> str:
     return ":".join(map(str, mark))
+
+
+def without_device(mark: FileMark | str) -> str:
+    """Return a mark as `written`, without the device, whose number may change when the machine starts again."""
+    text = mark if isinstance(mark, str) else written(mark)
+    return text.partition(":")[2]
 
 
 def is_same(mark: FileMark, kept: str, entered_ns: int) -> bool:

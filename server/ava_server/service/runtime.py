@@ -30,6 +30,7 @@ from ava_roles.mcp_client.server_tools import server_of
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.temporary import remove_leftovers, temporary_files_in
 from ava_roles.sandbox.workspace import Workspace
+from ava_roles.threads import run_sync
 from ava_server.approval.estimates import COUNTED, SIMILAR
 from ava_server.approval.over_http import roles_over_http, sandbox_over_http
 from ava_server.approval.proposals import SpawnLimits, made_under, spawn_limits
@@ -76,6 +77,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("ava.runtime")
 USERS_EVERY_S = 2.0
 """How often changed limits of users are looked for."""
+_CHECK_FILES_S = 60.0
+"""How long the keeper waits for a look at the files whose texts are kept."""
 
 
 def stored_result_words(result: dict[str, Any]) -> str:
@@ -276,6 +279,8 @@ class Runtime(RunResources):
             await anyio.to_thread.run_sync(self._sweep_leftovers, await self._unended())
             if self.store.blobs is not None:
                 await anyio.to_thread.run_sync(self.store.blobs.sweep, now_us())
+            with anyio.move_on_after(_CHECK_FILES_S):  # a share whose server does not answer
+                await run_sync(self.texts.check_files)
         except (AuditError, OSError, RuntimeError) as error:  # the next time tries again
             log.warning("the temporary files of dead processes were not removed completely: %s", error)
 

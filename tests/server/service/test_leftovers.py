@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import anyio
@@ -18,7 +19,11 @@ from support.stdio import until
 from ava_audit import maintenance
 from ava_audit.store.locks import try_hold
 from ava_roles.sandbox import temporary
+from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.selection import find_sandbox
+from ava_roles.texts.store import TextStore
+from ava_roles.tool import ToolContext
+from ava_roles.tools.files import SearchAndRead, SearchAndReadArgs
 from ava_roles.worktree.inspect import inspect_checkout
 
 HOLD = """
@@ -53,6 +58,23 @@ async def test_a_start_and_the_keeper_remove_what_killed_processes_left(
         await until(lambda: not any(path.exists() for path in left))
         for path in leave(root):
             await until(lambda path=path: not path.exists())  # type: ignore[misc]
+
+
+async def test_the_keeper_removes_the_texts_of_files_that_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "SWEEP_EVERY_S", 0.05, raising=False)
+    file = tmp_path / "folder" / "letter.txt"
+    file.parent.mkdir()
+    file.write_text("The zeppelin leaves at noon.\n")
+    async with open_lab(tmp_path, runs=True) as lab:
+        with closing(Root.open(file.parent)) as folder:
+            at = ToolContext(files=folder, texts=lab.runtime.texts, run_id="S-1")
+            found = await SearchAndRead()(SearchAndReadArgs(query="zeppelin"), at)
+        assert "leaves at noon" in found.text
+        file.unlink()
+        with closing(TextStore(lab.runtime.settings.paths.texts)) as texts:
+            await until(lambda: texts.count() == 0)
 
 
 async def test_git_and_probes_leave_nothing_outside_the_data_root(
