@@ -4,10 +4,10 @@
 
 The documents are made by programs that know nothing of Ava: LibreOffice and pandoc (Debian's packages
 `libreoffice-writer-nogui`, `libreoffice-calc-nogui`, `libreoffice-impress-nogui` and `pandoc`), openpyxl, python-docx,
-python-pptx and reportlab (these two and pillow are installed by hand: Ava does not need them), and Python's own `email`
-and `json`. What is made by a program that is not installed is left out, and the last line says so. A feature is lost in
-silence if its words are neither in the text nor in what is said to be missing; the goal is 0, and the exit code is 1 if
-there is one.
+python-pptx, reportlab and xlwt (these three and pillow are installed by hand: Ava does not need them), and Python's own
+`email` and `json`. What is made by a program that is not installed is left out, and the last line says so. A feature
+is lost in silence if its words are neither in the text nor in what is said to be missing; the goal is 0, and the exit
+code is 1 if there is one.
 """
 
 from __future__ import annotations
@@ -172,6 +172,33 @@ def by_openpyxl(folder: Path, name: str) -> None:
     book.save(folder / name)
 
 
+def by_xlwt(folder: Path, name: str) -> None:
+    xlwt: Any = import_module("xlwt")  # not among the dependencies of development
+
+    def in_format(code: str) -> Any:
+        style = xlwt.XFStyle()
+        style.num_format_str = code
+        return style
+
+    book = xlwt.Workbook()
+    sheet = book.add_sheet("Sheet")
+    values = ("BODYWORD", 1234.5, 0.256, datetime(2026, 3, 4), 30.0833 / 24, 7, True)
+    for column, (value, code) in enumerate(
+        zip(values, ("General", '#,##0.00 "€"', "0.0%", "dd.mm.yyyy", "[h]:mm", "00000", "General"), strict=True)
+    ):
+        sheet.write(0, column, value, in_format(code))
+    sheet.write(2, 0, "two lines\nLINEWORD")
+    sheet.write_rich_text(3, 0, ["a ", ("RICHWORD", xlwt.Font())])
+    sheet.write_merge(4, 5, 0, 0, "MERGEDWORD")
+    sheet.write(5, 1, 2)
+    sheet.row(5).hidden = sheet.col(2).hidden = True
+    sheet.header_str, sheet.footer_str = b"&LHEADERWORD", b"&RFOOTERWORD"
+    hidden = book.add_sheet("Costs")
+    hidden.visibility = 1
+    hidden.write(0, 0, "HIDDENSHEETWORD")
+    book.save(str(folder / name))
+
+
 def by_reportlab(folder: Path, name: str) -> None:
     reader: Any = import_module("reportlab.lib.utils").ImageReader  # not among the dependencies of development
     page: Any = import_module("reportlab.pdfgen.canvas").Canvas(str(folder / name))
@@ -258,6 +285,7 @@ MAKERS: dict[str, Callable[[Path, str], None]] = {
     "python-docx.docx": by_python_docx,
     "python-pptx.pptx": by_python_pptx,
     "openpyxl.xlsx": by_openpyxl,
+    "xlwt.xls": by_xlwt,
     "reportlab.pdf": by_reportlab,
     "python.eml": by_email,
     "python.ipynb": by_json,

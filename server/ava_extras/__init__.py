@@ -35,7 +35,9 @@ EXTRAS: Mapping[str, Extra] = {
     ),
     "team": Extra("A server over HTTP needs", "ava_server.http.server", ("starlette", "uvicorn", "prometheus_client")),
     "dashboard": Extra("The dashboard needs", "ava_server.dashboard.app", ("textual",)),
-    "documents": Extra("PDF and Excel files need", "ava_roles.texts.formats", ("pypdfium2", "openpyxl", "trafilatura")),
+    "documents": Extra(
+        "PDF and Excel files need", "ava_roles.texts.formats", ("pypdfium2", "openpyxl", "trafilatura", "xlrd")
+    ),
     "eval": Extra("Suites of cases need", "ava_server.suites.run", ("pydantic_evals",)),
     "languages": Extra("Words of Chinese, Japanese and Thai need", "icu4py.breakers", ("icu4py",)),
     "nats": Extra("Delivery of runs by NATS needs", "ava_server.delivery.nats", ("nats",)),

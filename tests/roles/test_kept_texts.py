@@ -518,7 +518,7 @@ def other_than(value: object) -> object:
     return 7 if value is None or isinstance(value, int) else f"{value}x"
 
 
-NAMES = ["notes.txt", "page.html", "page.xhtml", *(each.suffixes[0].join(("a", "")) for each in FORMATS)]
+NAMES = ["notes.txt", "cells.csv", "page.html", "page.xhtml", *(each.suffixes[0].join(("a", "")) for each in FORMATS)]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -528,6 +528,7 @@ def test_every_argument_of_what_reads_a_file_is_in_the_key_of_its_text(name: str
         "decode": list(signature(decode).parameters)[1:],
         "page": list(signature(read_page_text).parameters)[1:],
         "document": list(signature(Wanted).parameters),
+        "rows": ["tables"],
         "packages": ["are_here"],
     }
     for step, arguments in reader.arguments.items():

@@ -21,8 +21,12 @@ _MOST_RANGES = 50
 
 OLE_MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 """How a binary file of an old Office begins, and an encrypted one of a new Office."""
+BIFF_MAGICS = (b"\x09\x00\x04\x00", b"\x09\x02\x06\x00", b"\x09\x04\x06\x00", b"\x09\x08\x08\x00", b"\x09\x08\x10\x00")
+"""How a workbook of Excel 2 to 97 begins that is in no container: the record that begins it, and its length."""
 _APPLE_DOUBLE_MAGIC = b"\x00\x05\x16\x07"
 _DOCUMENT_MAGIC = (b"PK", OLE_MAGIC, b"{\\rtf")
+_OLD_MAGICS = (OLE_MAGIC, b"PK\x03\x04", *BIFF_MAGICS)
+"""How a file with the suffix of an old Office begins, or of a new one that got that suffix; others are text."""
 
 Tables = Literal["", "bars", "commas"]
 """How a text writes the rows of its tables: in no way that is known, `| a | b |`, or as a CSV file."""
@@ -32,8 +36,8 @@ Tables = Literal["", "bars", "commas"]
 class Format:
     """A kind of document: its name, the suffixes of its files, and whether it is read page by page.
 
-    `old`: suffixes of its binary files from before 2007; their parser says what to do. `extra`: its parser needs the
-    packages of the extra `documents`. `tables`: how its text writes them.
+    `old`: suffixes of its files from before 2007; other programs write text in files of these names. `extra`: its
+    parser needs the packages of the extra `documents`. `tables`: how its text writes them.
     """
 
     name: str
@@ -71,13 +75,14 @@ def format_of(name: str, data: bytes = b"") -> Format | None:
     if _stands_beside_document(name, data):
         return None
     suffix = PurePosixPath(name).suffix.lower()
-    is_old_office = data.startswith(OLE_MAGIC)
+    is_ole = data.startswith(OLE_MAGIC)
+    is_old_office = data.startswith(_OLD_MAGICS)
     for file_format in FORMATS:
         if is_old_office and suffix in file_format.old:
             return file_format
         if suffix not in file_format.suffixes:
             continue
-        is_only_named_pdf = file_format is PDF and data != b"" and not is_old_office
+        is_only_named_pdf = file_format is PDF and data != b"" and not is_ole
         if is_only_named_pdf:
             return None
         return file_format

@@ -20,6 +20,7 @@ from ava_roles.texts.formats.notebook import read_notebook
 from ava_roles.texts.formats.odp import read_odp
 from ava_roles.texts.formats.ods import read_ods
 from ava_roles.texts.formats.odt import read_odt
+from ava_roles.texts.formats.old_workbook import read_workbook, read_xls
 from ava_roles.texts.formats.pdf import read_pdf
 from ava_roles.texts.formats.rtf import read_rtf
 from ava_roles.texts.formats.slides import read_pptx
@@ -30,7 +31,7 @@ PARSERS: dict[str, Callable[[bytes, Wanted], Extracted]] = {
     "PDF": read_pdf,
     "Word document": read_docx,
     "presentation": read_pptx,
-    "workbook": read_xlsx,
+    "workbook": read_workbook,
     "OpenDocument text": read_odt,
     "OpenDocument presentation": read_odp,
     "OpenDocument spreadsheet": read_ods,
@@ -48,7 +49,7 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
     "OpenDocument presentation": ("lxml.etree",),
     "OpenDocument spreadsheet": ("lxml.etree",),
     "EPUB book": ("lxml.etree",),
-    "workbook": ("openpyxl", "openpyxl.chart", "lxml.etree"),
+    "workbook": ("openpyxl", "openpyxl.chart", "lxml.etree", "xlrd"),
 }
 """What each parser imports when it first reads."""
 
@@ -73,5 +74,7 @@ __all__ = [
     "read_pdf",
     "read_pptx",
     "read_rtf",
+    "read_workbook",
+    "read_xls",
     "read_xlsx",
 ]

@@ -46,7 +46,7 @@ def open_archive(data: bytes, kind: str, suffix: str) -> zipfile.ZipFile:
     """Return the archive, whose parts are bounded in number and size, but not looked at. Raises ToolFailed."""
     cannot = f"this {kind} cannot be read"
     if data.startswith(OLE_MAGIC):
-        if _ENCRYPTED in data:
+        if is_encrypted_package(data):
             raise ToolFailed(f"{cannot}: it is encrypted; ask for a copy without a password")
         raise ToolFailed(f"{cannot}: it is in an old binary format; ask for a copy saved as {suffix}")
     if not zipfile.is_zipfile(io.BytesIO(data)):
@@ -92,6 +92,11 @@ def _is_strict(archive: zipfile.ZipFile) -> bool:
         if part.filename.lower() == "_rels/.rels":
             return _STRICT in archive.read(part)
     return False
+
+
+def is_encrypted_package(data: bytes) -> bool:
+    """Tell whether data is an encrypted office file, which is in the container of the old ones."""
+    return data.startswith(OLE_MAGIC) and _ENCRYPTED in data
 
 
 def parse_xml(content: bytes) -> Any:
