@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 import tracemalloc
 import zipfile
@@ -11,12 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from support.foreign.office import pack_parts
 
 from ava_roles.errors import ToolFailed
 from ava_roles.net.fetch import Response
 from ava_roles.texts import formats as parsers
 from ava_roles.texts import parser_process, web_page
-from ava_roles.texts.extracted import MOST_CHARS
+from ava_roles.texts.extracted import MOST_CHARS, Wanted
 from ava_roles.tools.web import read_page
 
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
@@ -317,3 +319,12 @@ def pdf(instructions: bytes, contents: str = "5 0 R") -> bytes:
     out.write(b"xref\n0 6\n0000000000 65535 f \n" + b"".join(b"%010d 00000 n \n" % place for place in places))
     out.write(b"trailer << /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF" % start)
     return out.getvalue()
+
+
+@pytest.mark.parametrize("name", parsers.PARSERS)
+def test_a_reason_has_no_words_of_python(name: str) -> None:
+    for data in (b"", b"{", b"PK\x03\x04", b"%PDF-1.7", pack_parts({"a.xml": "<a"}), b"\xff\xfe\0\0", b'{"cells": ['):
+        try:
+            parsers.PARSERS[name](data, Wanted())
+        except ToolFailed as refused:
+            assert not re.search(r"[A-Z]\w+Error|codec|byte 0x|char \d|BadZipFile|NoneType|line \d", str(refused)), data

@@ -271,3 +271,29 @@ def test_a_forwarded_message_whose_code_hides_no_message_is_shown_as_it_is() -> 
         b"Content-Transfer-Encoding: base64\r\n\r\nbm8gaGVhZGVycyBoZXJl\r\n--b--\r\n"
     )
     assert "bm8gaGVhZGVycyBoZXJl" in read_mail(parts).text()
+
+
+@pytest.mark.parametrize(
+    ("subject", "charset"),
+    [
+        ("Miete für März", "iso-8859-1"),
+        ("Miete für März, 1.150 €", "windows-1252"),
+        ("家賃の支払いについてのお知らせ", "shift_jis"),
+        ("Оплата аренды за март", "koi8-r"),
+        ("価格のお知らせ", "iso-2022-jp"),
+        ("東京 für März", "utf-8"),
+    ],
+)
+def test_a_subject_whose_bytes_are_written_as_they_are_is_read(subject: str, charset: str) -> None:
+    head = b"Subject: " + subject.encode(charset) + b'\nTo: "' + subject.encode(charset) + b'" <a@example.org>\n'
+    body = f"Content-Type: text/plain; charset={charset}\n\n".encode() + subject.encode(charset)
+    found = read_mail(head + body)
+    assert found.title == subject
+    assert found.text().count(subject) == 3
+
+
+@pytest.mark.parametrize("codec", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-8-sig"])
+def test_an_email_that_was_saved_in_another_form_of_unicode_is_read(codec: str) -> None:
+    text = "Subject: Miete für März\nContent-Type: text/plain; charset=iso-8859-1\n\nSie beträgt 1.150 €.\n"
+    found = read_mail(text.encode(codec))
+    assert found.text() == "Subject: Miete für März\n\nSie beträgt 1.150 €."

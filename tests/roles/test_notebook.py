@@ -158,3 +158,25 @@ def test_a_hostile_notebook_is_refused_or_read_in_bounds(name: str) -> None:
     assert time.process_time() - began < 25
     assert "root:" not in said and "<script>" not in said
     assert re.search(says, said)
+
+
+@pytest.mark.parametrize("beside", [{}, {"text/plain": "<IPython.core.display.JSON object>"}])
+def test_an_output_in_json_is_text(beside: dict[str, str]) -> None:
+    value = {"prices": [{"flat": "Bern", "rent": 1150.5}, 7], "paid": True, "note": None, "empty": []}
+    output = {"output_type": "execute_result", "data": {"application/json": value, **beside}}
+    cells = [{"cell_type": "code", "source": "x", "outputs": [output]}]
+    found = read_notebook(json.dumps({"cells": cells}).encode())
+    shown = "prices:\n  -\n    flat: Bern\n    rent: 1150.5\n  - 7\npaid: true\nnote: null\nempty: (empty)"
+    assert found.text().endswith(f"Output:\n{shown}")
+    assert found.missing == ()
+
+
+def test_an_output_in_json_is_read_in_bounds() -> None:
+    deep: list[object] = []
+    for _level in range(400):
+        deep = [deep]
+    for value, shown in ((deep, "nested too deep"), (list(range(9_000)), "- 1999")):
+        output = {"output_type": "display_data", "data": {"application/json": value}}
+        found = read_notebook(json.dumps({"cells": [{"cell_type": "code", "outputs": [output]}]}).encode())
+        assert shown in found.text() and "- 2000" not in found.text()
+    assert found.missing == ("7,000 more lines of an output of cell 1 (application/json)",)

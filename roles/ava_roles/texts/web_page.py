@@ -89,7 +89,8 @@ def parsing(what: str) -> Generator[None]:
     except ToolFailed:
         raise
     except Exception as error:
-        raise ToolFailed(f"this {what} cannot be read ({type(error).__name__}: {str(error)[:120]})") from error
+        why = "it is damaged, or in a form that is not known here; ask for another copy"
+        raise ToolFailed(f"this {what} cannot be read: {why}") from error
 
 
 @parsing("CSV file")

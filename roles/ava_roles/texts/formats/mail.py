@@ -6,7 +6,7 @@ import re
 from email import message_from_bytes
 from email.message import Message
 from email.policy import EmailPolicy
-from typing import Any
+from typing import Any, cast
 
 from ava_roles.errors import ToolFailed
 from ava_roles.texts.encodings import decode
@@ -29,18 +29,33 @@ _NEW_WORDS = 5
 _NEW_SHARE = 0.1
 """A page with more words that its plain form lacks, in number and as a share of its words, is read too."""
 _WORD = re.compile(r"\w+")
+_ESCAPE = "\x1b"  # begins a change of the character set in ISO-2022
+_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
+_HEAD_BYTES = 200
 _BOUNDARY = re.compile(rb"boundary\s{0,20}=", re.IGNORECASE)
 
 
 class _Policy(EmailPolicy):
-    """Parses headers within bounds; one that cannot be parsed is shown as it is written."""
+    """Parses headers within bounds; one that cannot be parsed is shown as it is written.
+
+    `charset`: of the message's text; many programs write a header in it that has no encoding of its own.
+    """
+
+    charset = ""
 
     def header_fetch_parse(self, name: str, value: str) -> Any:
-        cut = value[:_HEADER_CHARS]
+        cut = self._decoded(value[:_HEADER_CHARS])
         try:
             return super().header_fetch_parse(name, cut)
         except Exception:  # the parser has no list of its exceptions
             return " ".join(cut.encode("ascii", "replace").decode("ascii").split())
+
+    def _decoded(self, value: str) -> str:
+        """Return a header whose bytes are written as they are, which the parser has as lone surrogates, as text."""
+        if value.isascii() and _ESCAPE not in value:
+            return value
+        decoded = decode(value.encode("utf-8", "surrogateescape"), self.charset)
+        return value if decoded is None else decoded.text
 
 
 @parsing("email")
@@ -48,13 +63,46 @@ def read_mail(data: bytes, _wanted: Wanted = ALL) -> Extracted:
     """Return an email as text: of two forms of a body the plain one, of a page its words. Raises ToolFailed."""
     if len(_BOUNDARY.findall(data)) > _MAX_BOUNDARIES:
         raise ToolFailed("this email has too many parts to read here; ask for a smaller one")
-    message = message_from_bytes(data, policy=_Policy())
+    message = message_from_bytes(_in_ascii(data), policy=_Policy())
+    within = _parts_of(message)
+    policy: Any = cast("Any", _Policy)(charset=_charset_of(within))
+    for part in within:
+        part.policy = policy
     if not any(message[name] for name in (*_HEADERS, "Content-Type", "Message-ID")):
         raise ToolFailed("this file has no headers of an email; it is damaged, or has the name of another kind")
     reader = _Reader()
     parts = reader.read(message)
     title = " ".join(str(message["Subject"] or "").split())[:_NAME_CHARS] or None
     return Extracted(tuple(parts), title, len(parts), reader.missing())
+
+
+def _in_ascii(data: bytes) -> bytes:
+    """Return an email as its parser takes it: one that was saved in UTF-16, or with a mark, becomes UTF-8."""
+    if not data.startswith(_MARKS) and b"\0" not in data[:_HEAD_BYTES]:
+        return data
+    decoded = decode(data)
+    return data if decoded is None else decoded.text.encode("utf-8", "replace")
+
+
+def _parts_of(message: Message) -> list[Message]:
+    """Return a message and what is in it, at most as many parts as are read."""
+    parts: list[Message] = []
+    pending = [message]
+    while pending and len(parts) < _MAX_PARTS:
+        part = pending.pop(0)
+        parts.append(part)
+        if part.is_multipart():
+            pending += cast("list[Message]", part.get_payload())
+    return parts
+
+
+def _charset_of(parts: list[Message]) -> str:
+    """Return the character set of the first text that names one."""
+    for part in parts:
+        charset = part.get_content_charset()
+        if charset and part.get_content_maintype() == "text":
+            return charset
+    return ""
 
 
 class _Reader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from ava_roles.errors import ToolFailed
@@ -17,6 +17,9 @@ _HTML_CHARS = 500_000
 _MAX_CELLS = 10_000
 _MOST_NAMED = 50
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_JSON = "application/json"
+_JSON_LINES = 2_000
+_JSON_DEPTH = 50
 _AS_TEXT = ("text/plain", "text/markdown", "text/latex")
 # What notebooks before version 4 call the kinds of an output.
 _OLD_KINDS = {"png": "image/png", "jpeg": "image/jpeg", "svg": "image/svg+xml", "html": "text/html"}
@@ -118,9 +121,38 @@ def _output_text(output: dict[str, Any], number: int, missing: list[str]) -> str
     if text.strip() and not text.startswith("<"):  # a placeholder, such as <IPython.core.display.HTML object>
         return text
     html = _text(data.get("text/html"))
+    if not html and _JSON in data:
+        lines = list(_json_lines(data[_JSON]))
+        if len(lines) > _JSON_LINES:
+            missing.append(f"{len(lines) - _JSON_LINES:,} more lines of an output of cell {number:,} ({_JSON})")
+        return "\n".join(lines[:_JSON_LINES])
     if len(html) > _HTML_CHARS:
         missing.append(f"the rest of a page among the outputs of cell {number:,}")
     return read_page_text(html[:_HTML_CHARS]).text or text
+
+
+def _json_lines(value: Any, indent: str = "", depth: int = 0) -> Iterator[str]:
+    """Yield a value of JSON as lines: `key: value` of an object, `- value` of a list."""
+    if depth > _JSON_DEPTH:
+        yield f"{indent}(nested too deep to show)"
+        return
+    pairs = [(f"{key}:", each) for key, each in _dict(value).items()] or [("-", each) for each in _list(value)]
+    for name, each in pairs:
+        if isinstance(each, dict | list) and each:
+            yield f"{indent}{name}"
+            yield from _json_lines(each, f"{indent}  ", depth + 1)
+        else:
+            yield f"{indent}{name} {_json_value(each)}"
+    if not pairs and not isinstance(value, dict | list):
+        yield f"{indent}{_json_value(value)}"
+
+
+def _json_value(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, dict | list):
+        return "(empty)"
+    return " ".join(str(value).split())
 
 
 def _note_kinds(data: dict[str, Any], number: int, named: list[str]) -> None:
@@ -129,7 +161,7 @@ def _note_kinds(data: dict[str, Any], number: int, named: list[str]) -> None:
     for kind in data:
         if kind.startswith("image/"):
             named.append(f"a picture among the outputs of cell {number:,}")
-        elif kind.startswith("application/") and not has_text:
+        elif kind.startswith("application/") and kind != _JSON and not has_text:
             named.append(f"an output of cell {number:,} ({kind[:100]})")
 
 
