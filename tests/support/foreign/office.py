@@ -205,12 +205,18 @@ def pack_changed(parts: Mapping[str, str | bytes], **new: str | bytes) -> bytes:
     return pack_parts({**parts, **new})
 
 
+def cut_short(parts: Mapping[str, str | bytes]) -> Attack:
+    """Return an office file without the list of its parts, which are whole: they are read, and that is said."""
+    return Attack(lambda: pack_parts(parts)[:-60], read="KEPTWORD", missing="the end of this file, which is cut off")
+
+
 def office_attacks(victim: Victim, port: int) -> dict[str, Attack]:
     """Return attacks on a kind of Office's files; those that fetch something ask a server at this port."""
     parts = victim.parts("KEPTWORD")
     elsewhere = f'<!DOCTYPE x SYSTEM "http://127.0.0.1:{port}/x">'
     attacks = archive_attacks(victim, port)
     attacks |= {
+        "cut short": cut_short(parts),
         "a document type elsewhere": Attack(
             lambda: pack_changed(parts, **{victim.text: elsewhere + str(parts[victim.text])}), "document type"
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.foreign.office import Attack, Victim, archive_attacks, pack_changed, pack_parts
+from support.foreign.office import Attack, Victim, archive_attacks, cut_short, pack_changed, pack_parts
 
 _OASIS = "urn:oasis:names:tc:opendocument:xmlns:"
 _NAMES = ("office", "text", "table", "style", "presentation", "meta", "manifest", "form", "chart", "script")
@@ -84,6 +84,7 @@ def open_attacks(victim: Victim, kind: str, port: int) -> dict[str, Attack]:
     many = f"<text:span>{'words ' * 100_000}</text:span>" * 33
     attacks = archive_attacks(victim, port)
     attacks |= {
+        "cut short": cut_short(parts),
         "a document type elsewhere": Attack(
             lambda: pack_changed(parts, **{"content.xml": f'<!DOCTYPE x SYSTEM "{web}">{text}'}), read="KEPTWORD"
         ),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 from xml.parsers import expat
 
 from ava_roles.errors import ToolFailed
@@ -25,6 +28,15 @@ _MAX_DEPTH = 200
 _MAX_TAG_BYTES = 1_000_000
 _MAX_UNPARSED_BYTES = 1_000_000  # of a part that cannot be parsed here, e.g. in a rare encoding
 _CHUNK = 65_536
+_NAME_CHARS = 200
+_MOST_NAMED = 20
+_LOCAL_HEADER = b"PK\x03\x04"
+_LOCAL = struct.Struct("<4sHHHHHIIIHH")
+_SIZE_LATER = 0x8
+_SIZES = b"PK\x07\x08"
+"""What may stand before the sizes of a part that are written after it."""
+_DAMAGE = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
+"""What `zipfile` raises over a damaged part, or one in a form that it does not know."""
 _STRICT = b"http://purl.oclc.org/ooxml/"
 _STRICT_NAMESPACE = re.compile(rb"http://purl\.oclc\.org/ooxml/(\w+)/")
 _USUAL_NAMESPACE = rb"http://schemas.openxmlformats.org/\1/2006/"
@@ -32,14 +44,96 @@ _USUAL_NAMESPACE = rb"http://schemas.openxmlformats.org/\1/2006/"
 _SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 
 
-def open_office_file(data: bytes, kind: str, suffix: str, *, has_doctypes: bool = False) -> zipfile.ZipFile:
-    """Return the archive. Raises ToolFailed: encrypted, damaged, of an older format, or too much to read.
+class OfficeFile(NamedTuple):
+    """The archive of an office file, without the parts that are `damaged`; `is_cut`: its end is missing."""
+
+    archive: zipfile.ZipFile
+    damaged: tuple[str, ...] = ()
+    is_cut: bool = False
+
+    def missing(self) -> list[str]:
+        """Return phrases on what the damage has taken."""
+        phrases = ["the end of this file, which is cut off"] if self.is_cut else []
+        phrases += [f"a damaged or absent part ({part[:_NAME_CHARS]})" for part in self.damaged[:_MOST_NAMED]]
+        return phrases
+
+
+class _LeftOut(Exception):
+    """Raised over a part that nobody reads, and that nobody may read."""
+
+
+def open_office_file(data: bytes, kind: str, suffix: str, *, has_doctypes: bool = False) -> OfficeFile:
+    """Return the archive, as far as it is whole. Raises ToolFailed: encrypted, older, or too much to read.
 
     `has_doctypes`: a part may name a document type that is elsewhere, but may not declare one.
     """
-    archive = _in_usual_form(open_archive(data, kind, suffix))
-    _check_parts(archive, _refuse_own_doctype if has_doctypes else _refuse_doctype)
-    return archive
+    whole_parts = None
+    if data.startswith(_LOCAL_HEADER) and not zipfile.is_zipfile(io.BytesIO(data)):
+        whole_parts = _whole_parts(data)
+    is_cut = whole_parts is not None
+    archive, damaged = _in_usual_form(open_archive(whole_parts or data, kind, suffix))
+    more_damaged, unread = _check_parts(archive, _refuse_own_doctype if has_doctypes else _refuse_doctype)
+    left_out = {*more_damaged, *unread}
+    if left_out:
+        archive = _copy(archive, lambda part: part.filename not in left_out)
+    return OfficeFile(archive, (*damaged, *more_damaged), is_cut)
+
+
+def _whole_parts(data: bytes) -> bytes | None:
+    """Return an archive of the parts before the place where another one is cut off; None if there is none.
+
+    Each part has a header before it, beside the list at the end of the archive (APPNOTE 4.3).
+    """
+    packed = io.BytesIO()
+    room = _MAX_UNPACKED_BYTES
+    position = count = 0
+    with zipfile.ZipFile(packed, "w") as archive:
+        while data.startswith(_LOCAL_HEADER, position) and count < _MAX_PARTS:
+            if len(data) < position + _LOCAL.size:
+                break
+            _sign, _version, flags, method, _time, _date, crc, size, _whole, name_size, extra_size = _LOCAL.unpack_from(
+                data, position
+            )
+            start = position + _LOCAL.size + name_size + extra_size
+            is_size_later = bool(flags & _SIZE_LATER)
+            if flags & _ENCRYPTED_FLAG or (is_size_later and method != zipfile.ZIP_DEFLATED):
+                break
+            name = data[position + _LOCAL.size : start - extra_size].decode("utf-8", "replace")
+            content, end = _unpacked(data, start, None if is_size_later else start + size, method, room)
+            if is_size_later:
+                end += len(_SIZES) if data.startswith(_SIZES, end) else 0
+                crc = int.from_bytes(data[end : end + 4], "little")
+                end += 12
+            if content is None or end > len(data):
+                break
+            position = end
+            room -= len(content)
+            if zlib.crc32(content) == crc and name not in archive.NameToInfo:
+                archive.writestr(name, content)
+                count += 1
+    return packed.getvalue() if count else None
+
+
+def _unpacked(data: bytes, start: int, end: int | None, method: int, room: int) -> tuple[bytes | None, int]:
+    """Return a part that begins at `start`, and where it ends; None if it is not whole, or more than `room` bytes."""
+    if method == zipfile.ZIP_STORED and end is not None:
+        return data[start:end], end
+    if method != zipfile.ZIP_DEFLATED:
+        return None, start
+    stream = zlib.decompressobj(-zlib.MAX_WBITS)
+    content = bytearray()
+    at = start
+    stop = len(data) if end is None else min(end, len(data))
+    try:
+        while not stream.eof and at < stop and len(content) <= room:
+            piece = data[at : min(at + _CHUNK, stop)]
+            content += stream.decompress(piece)
+            at += len(piece)
+    except zlib.error:
+        return None, start
+    if not stream.eof or len(content) > room:
+        return None, start
+    return bytes(content), at - len(stream.unused_data)
 
 
 def open_archive(data: bytes, kind: str, suffix: str) -> zipfile.ZipFile:
@@ -62,8 +156,8 @@ def open_archive(data: bytes, kind: str, suffix: str) -> zipfile.ZipFile:
     return archive
 
 
-def _in_usual_form(archive: zipfile.ZipFile) -> zipfile.ZipFile:
-    """Return an office file as most programs write it, so that one reader does for all.
+def _in_usual_form(archive: zipfile.ZipFile) -> tuple[zipfile.ZipFile, list[str]]:
+    """Return an office file as most programs write it, so that one reader does for all, and its damaged parts.
 
     Namespaces of the strict form get their usual names, and backslashes in the names of parts become slashes. Drawings
     in SVG are left out: nobody reads them here, and they may declare a document type.
@@ -72,14 +166,27 @@ def _in_usual_form(archive: zipfile.ZipFile) -> zipfile.ZipFile:
     has_backslash = any("\\" in part.filename for part in parts)
     has_drawing = any(_is_drawing(part) for part in parts)
     if not has_backslash and not has_drawing and not _is_strict(archive):
-        return archive
+        return archive, []
+    damaged: list[str] = []
+    usual = _copy(archive, lambda part: not _is_drawing(part), damaged)
+    return usual, damaged
+
+
+def _copy(
+    archive: zipfile.ZipFile, is_kept: Callable[[zipfile.ZipInfo], bool], damaged: list[str] | None = None
+) -> zipfile.ZipFile:
+    """Return some parts of an archive in their usual form; the names of damaged ones are added to `damaged`."""
     packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as usual:
-        for part in parts:
-            if _is_drawing(part):
+    with zipfile.ZipFile(packed, "w") as copy:
+        for part in filter(is_kept, archive.infolist()):
+            name = part.filename.replace("\\", "/")
+            try:
+                content = archive.read(part)
+            except _DAMAGE:
+                if damaged is not None:
+                    damaged.append(name)
                 continue
-            content = _STRICT_NAMESPACE.sub(_USUAL_NAMESPACE, archive.read(part))
-            usual.writestr(part.filename.replace("\\", "/"), content)
+            copy.writestr(name, _STRICT_NAMESPACE.sub(_USUAL_NAMESPACE, content))
     return zipfile.ZipFile(packed)
 
 
@@ -90,7 +197,8 @@ def _is_drawing(part: zipfile.ZipInfo) -> bool:
 def _is_strict(archive: zipfile.ZipFile) -> bool:
     for part in archive.infolist():
         if part.filename.lower() == "_rels/.rels":
-            return _STRICT in archive.read(part)
+            with suppress(*_DAMAGE):
+                return _STRICT in archive.read(part)
     return False
 
 
@@ -111,12 +219,33 @@ def parse_xml(content: bytes) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _check_parts(archive: zipfile.ZipFile, doctype: Callable[..., None]) -> None:
+def _check_parts(archive: zipfile.ZipFile, doctype: Callable[..., None]) -> tuple[list[str], list[str]]:
+    """Return the names of damaged parts, and of those that nobody reads and that have a document type.
+
+    Raises ToolFailed: a part has too much in it, or one that is read has a document type.
+    """
+    damaged: list[str] = []
+    unread: list[str] = []
     for part in archive.infolist():
-        with archive.open(part) as file:
-            head = file.read(_CHUNK)
-            if _is_markup(head):
-                _count_elements(head, file, part.file_size, doctype)
+        is_read = _is_read(part.filename)
+        try:
+            with archive.open(part) as file:
+                head = file.read(_CHUNK)
+                if _is_markup(head):
+                    _count_elements(head, file, part.file_size, doctype if is_read else _leave_out)
+        except _LeftOut:
+            unread.append(part.filename)
+        except _DAMAGE:
+            damaged.append(part.filename)
+    return damaged, unread
+
+
+def _is_read(name: str) -> bool:
+    """Tell whether a part may be one that a reader asks for: others are pictures, fonts and embedded files."""
+    lower = name.lower()
+    if "/media/" in lower or "/embeddings/" in lower:
+        return False
+    return lower.endswith((".xml", ".rels", ".vml"))
 
 
 def _is_markup(head: bytes) -> bool:
@@ -171,6 +300,10 @@ class _Counter:
         if self._depth == self._row_depth:
             self._row_depth = self._in_row = 0
         self._depth -= 1
+
+
+def _leave_out(*_declared: object) -> None:
+    raise _LeftOut
 
 
 def _refuse_doctype(*_declared: object) -> None:

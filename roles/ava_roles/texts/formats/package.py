@@ -131,20 +131,22 @@ class Relation(NamedTuple):
 
 
 class OfficePackage:
-    """The parts of an office file. `broken`: parts that are missing, or are no XML."""
+    """The parts of an office file. `broken`: parts that are missing, damaged, or no XML. `is_cut`: it lacks its end."""
 
     def __init__(self, data: bytes, kind: str, suffix: str, *, has_doctypes: bool = False) -> None:
         """`has_doctypes`: parts may name a document type that is elsewhere; it is not loaded, and has no entities.
 
         Raises ToolFailed if it is encrypted, of an older format, or would take too much to read.
         """
-        self._archive = open_office_file(data, kind, suffix, has_doctypes=has_doctypes)
+        file = open_office_file(data, kind, suffix, has_doctypes=has_doctypes)
+        self._archive = file.archive
         self._has_doctypes = has_doctypes
         self.names = tuple(self._archive.namelist())
         self._by_lower = {name.lower(): name for name in self.names}
         self._relations: dict[str, dict[str, Relation]] = {}
         self._drawn: dict[str, list[str]] = {}
-        self.broken: list[str] = []
+        self.broken: list[str] = list(file.damaged)
+        self.is_cut = file.is_cut
 
     def main(self, *names: str) -> tuple[str, Any]:
         """Return the main part, the name of which must be one of these. Raises ToolFailed."""

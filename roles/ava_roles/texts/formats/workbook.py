@@ -7,7 +7,7 @@ import time
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -42,7 +42,8 @@ _SHAPES = "{http://schemas.openxmlformats.org/drawingml/2006/spreadsheetDrawing}
 @parsing("workbook")
 def read_xlsx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
     """Return a workbook, a table for each sheet: values as last calculated, and formulas of cells without a value."""
-    archive = open_office_file(data, "workbook", ".xlsx")
+    file = open_office_file(data, "workbook", ".xlsx")
+    archive = file.archive
     if "xl/workbook.bin" in archive.namelist():
         raise ToolFailed("this workbook cannot be read: it is in a binary format; ask for a copy saved as .xlsx")
     with warnings.catch_warnings():  # openpyxl warns of what it could not write again, which nobody asks it to do
@@ -50,7 +51,7 @@ def read_xlsx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
         reader = _reader(archive)
         reader.read()
         try:
-            return _Book(reader).extracted()
+            return _Book(reader, file.missing()).extracted()
         finally:
             reader.wb.close()
 
@@ -61,7 +62,8 @@ class _Book:
     `reader`: the `Reader` of `_reader`, whose class is made where openpyxl is imported, so that it has no name here.
     """
 
-    def __init__(self, reader: Any) -> None:
+    def __init__(self, reader: Any, missing: Sequence[str]) -> None:
+        """`missing`: phrases on what the damage of the file has taken."""
         self._book = reader.wb
         self._names = reader.parser.defined_names.definedName
         self._archive: zipfile.ZipFile = reader.archive
@@ -71,6 +73,7 @@ class _Book:
         self._sheets: list[_Sheet] = reader.sheets
         self._strings = reader.shared_strings
         self._missing = self._room.missing  # one list for both: the room adds to it what did not fit
+        self._missing += missing
         for title in reader.charts[:MOST_NOTES]:
             self._missing.append(f"sheet {title} is a chart; charts are not read")
         for title in reader.lost[:MOST_NOTES]:
