@@ -75,3 +75,15 @@ def test_a_hostile_presentation_is_refused_or_read_in_bounds_and_fetches_nothing
     assert time.process_time() - began < 25
     with pytest.raises(BlockingIOError):
         listener.accept()
+
+
+def test_headers_and_footers_of_notes_are_read_once() -> None:
+    margins = sp("Draft of May", place="hdr") + sp("The Company", place="ftr") + sp("7", place="sldNum")
+    notes = element("p:notes", sp("say this", place="body") + margins)
+    parts = slides_parts(sp("one"), sp("two"), notesSlide1=notes)
+    parts["ppt/slides/_rels/slide2.xml.rels"] = parts["ppt/slides/_rels/slide1.xml.rels"]
+    found = read_pptx(pack_parts(parts))
+    assert [part.text for part in found.parts] == [
+        "one\n\nNotes:\nsay this\n\n[header of the notes] Draft of May\n\n[footer of the notes] The Company",
+        "two\n\nNotes:\nsay this",
+    ]

@@ -18,8 +18,8 @@ from openpyxl.chart import BarChart, Reference
 from openpyxl.comments import Comment
 from openpyxl.workbook.defined_name import DefinedName
 from openpyxl.worksheet.worksheet import Worksheet
-from support.foreign.office import book_list, book_parts, pack_parts, relations
-from support.foreign.workbooks import book_attacks
+from support.foreign.office import DECLARED, book_list, book_parts, pack_parts, relations
+from support.foreign.workbooks import DRAWN, book, book_attacks
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Root
@@ -273,3 +273,9 @@ def test_a_sheet_that_calls_itself_a_drawing_is_not_read() -> None:
     found = read_xlsx(pack_parts(parts))
     assert "rent" not in found.text()
     assert found.missing == ("sheet Plan is listed but missing from the file",)
+
+
+def test_the_runs_of_a_text_box_are_one_word_and_its_paragraphs_are_not() -> None:
+    runs = "<a:p><a:r><a:t>Kün</a:t></a:r><a:r><a:t>digung</a:t></a:r></a:p><a:p><a:r><a:t>im März</a:t></a:r></a:p>"
+    drawing = f'<d:wsDr xmlns:d="{DRAWN}" {DECLARED}><d:sp><d:txBody>{runs}</d:txBody></d:sp></d:wsDr>'
+    assert "[text box] Kündigung im März" in read_xlsx(book(drawing=drawing)()).text()

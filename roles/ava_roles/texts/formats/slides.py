@@ -39,6 +39,7 @@ _NAMED = {
     "a:audioFile": "a sound",
     "a:wavAudioFile": "a sound",
 }
+_MARGINS = {"hdr": "header", "ftr": "footer"}
 _TITLES = ("title", "ctrTitle")
 _NUMBERS = {
     "arabic": "decimal",
@@ -75,6 +76,7 @@ class _Reader(PartReader):
         self._numbers: dict[int, tuple[str, int]] = {}
         self._is_title = self._only_free = False
         self._pictures = 0
+        self._margins: set[str] = set()
 
     def read(self) -> list[Part]:
         parts: list[Part] = []
@@ -109,18 +111,32 @@ class _Reader(PartReader):
         pictures = [count_phrase(self._pictures, "picture")] if self._pictures else []
         return (*pictures, *self._hidden_text("shapes"), *self._named_objects(), *self._unread_parts())
 
+    def _margin_of_notes(self, notes: str, shape: Any, kind: str) -> list[str]:
+        """Return the header or footer of a page of notes; nothing where an earlier page has the same."""
+        text = " ".join(" ".join(self._blocks_of(notes, shape)).split())
+        line = f"[{kind} of the notes] {text}"
+        if not text or line in self._margins:
+            return []
+        self._margins.add(line)
+        return [line]
+
     # -- slides -----------------------------------------------------------------------------------------------
 
     def _slide(self, part: str, root: Any) -> str:
         blocks = self._blocks_of(part, root)
         for notes in self._package.related(part, "notesSlide"):
             texts: list[str] = []
+            margins: list[str] = []
             for shape in descendants(self._package.root(notes), "p:sp"):
-                if _placeholder(shape) in ("body", None):
+                place = _placeholder(shape)
+                if place in ("body", None):
                     texts += self._blocks_of(notes, shape)
+                elif place in _MARGINS:
+                    margins += self._margin_of_notes(notes, shape, _MARGINS[place])
             text = "\n\n".join(texts)
             if text:
                 blocks.append(f"Notes:\n{text}")
+            blocks += margins
         for comments in self._package.related(part, "comments"):
             for each in descendants(self._package.root(comments), "p:text", "a:p"):
                 words = words_of(each) if name_of(each) == "p:text" else drawn_text(each)

@@ -35,7 +35,8 @@ from ava_roles.texts.web_page import PARSING_S, parsing
 
 _TRANSLATED_CHARS = 1_000_000  # of formulas that cells share: to translate them takes 3 s for a million
 _FIRST_OWN_FORMAT = 164  # the number of the first format that a file defines itself
-_DRAWING_TEXT = "{http://schemas.openxmlformats.org/drawingml/2006/main}t"
+_RUN = "{http://schemas.openxmlformats.org/drawingml/2006/main}t"
+_PARAGRAPH = "{http://schemas.openxmlformats.org/drawingml/2006/main}p"
 _SHAPES = "{http://schemas.openxmlformats.org/drawingml/2006/spreadsheetDrawing}"
 
 
@@ -255,7 +256,8 @@ class _Book:
     def _read_drawing(self, part: str, beside: _Beside, unread: Counter[str]) -> None:
         tree = self._xml(part)
         for shape in tree.iter(f"{_SHAPES}sp"):
-            text = one_line(" ".join(each.text or "" for each in shape.iter(_DRAWING_TEXT)))
+            paragraphs = ["".join(run.text or "" for run in each.iter(_RUN)) for each in shape.iter(_PARAGRAPH)]
+            text = one_line(" ".join(paragraphs))
             if not text:
                 continue
             if len(beside.boxes) < MOST_NOTES and self._room.tables > 0:
