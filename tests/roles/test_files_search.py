@@ -302,3 +302,27 @@ def test_eight_times_as_many_words_that_begin_alike_take_about_eight_times_as_lo
 
     few, many = alike(10_000), alike(80_000)
     assert min(seconds(many) for _ in range(2)) < 24 * min(seconds(few) for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [
+        ("全国教师联盟简称NASUWT是英国的工会。", "What is the NASUWT?"),
+        ("会社はToyotaです。", "Where is Toyota?"),
+        ("2020年のGDPは536兆円でした。", "GDP 2020?"),
+        ("ราคาของiPhoneคือสามหมื่นบาท", "How much is an iPhone?"),
+    ],
+)
+async def test_finds_a_word_beside_signs_without_blanks(
+    at: ToolContext, tmp_path: Path, text: str, question: str
+) -> None:
+    (tmp_path / "a.txt").write_text(text, "utf-8")
+    (tmp_path / "b.txt").write_text("nothing of it\n")
+    got = await ask_files(at, question)
+    assert [source.location for source in got.sources] == ["a.txt"] and text in got.text
+
+
+async def test_finds_a_chinese_word_beside_a_latin_one(at: ToolContext, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("本店有iPhone手机出售。\n", "utf-8")
+    (tmp_path / "b.txt").write_text("没有别的东西。\n", "utf-8")
+    assert [source.location for source in (await ask_files(at, "iPhone手机")).sources] == ["a.txt"]

@@ -23,8 +23,9 @@ from ava_extras import has_extra, load
 from ava_roles.texts.question_words import asked_in
 
 _MAX_WORDS = 30
-_WORD = re.compile(r"[^\W_]+")
 UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u3005"
+_WORD = re.compile(rf"[{UNSPACED}]+|[^\W_{UNSPACED}]+")
+"""A word, or a run of signs without blanks between words, beside which one may stand: `2020年のGDP`."""
 _UNSPACED_RUN = re.compile(f"[{UNSPACED}]+")
 _UNSPACED_OR_NOT = re.compile(rf"[{UNSPACED}]+|[^{UNSPACED}\s]+")
 _IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff]")
