@@ -94,7 +94,8 @@ class Query:
     """The words of a question that count, at most 30, in lower case; only without others fillers (not `telling`).
 
     Question words count only in a question that has no other telling words. `kind`: what kind of answer they ask for,
-    one of those of `question_words`, or empty. `text`: the question, in lower case.
+    one of those of `question_words`, or empty. `text`: the question, in lower case. `is_list`: all of its words count,
+    as in "zebra, marzipan".
     """
 
     def __init__(self, text: str) -> None:
@@ -110,6 +111,7 @@ class Query:
         if not telling_words:  # as in 橋の長さは
             telling_words = [word for word in subject if _IDEOGRAPH.fullmatch(word) and word not in filler_words()]
         self.telling = bool(telling_words)
+        self.is_list = telling_words == written
         candidates = telling_words or written
         if not all(map(_IDEOGRAPH.fullmatch, candidates)):
             candidates = [word for word in candidates if len(word) > 1] or candidates
@@ -150,9 +152,10 @@ class Query:
                 counts[number] = joined.count(part)
         return Matches(counts, pairs, len(tokens) + _unspaced_words(text))
 
-    def nearness(self, text: str) -> int:
-        """Return how many two neighbouring words of the question stand beside each other in a text, fillers too."""
-        return len(self._neighbours & _neighbours(_fold_width(text).lower()))
+    def nearness(self, text: str) -> float:
+        """Return the share of the question's pairs of neighbouring words, fillers too, that a text has; from 0 to 1."""
+        found = self._neighbours & _neighbours(_fold_width(text).lower())
+        return len(found) / max(len(self._neighbours), 1)
 
     @property
     def beginnings(self) -> frozenset[str]:

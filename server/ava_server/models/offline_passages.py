@@ -342,10 +342,14 @@ _PARAGRAPHS = 0.1
 """The weight of the number of paragraphs, as an exponent."""
 _LATER = 0.4
 """How much less a piece counts at the end of its passage than at the beginning."""
-_LEAST_FIT, _LEAST_WHOLE = 1.2, 0.95
-"""The least fit of an answer's best sentence and best piece; or how much of the question all pieces need together."""
-_WORD, _WORDS_MOST = 0.1, 6
+_SENTENCE_FIT, _NEAR_FIT = 1.5, 1.2
+"""The weights of the best sentence, and of the words that stand beside each other as in the question, in the fit."""
+_WORD, _WORDS_MOST = 0.12, 6
 """What each word of the question that one piece has adds to the fit, and for how many words at most."""
+_LEAST_FIT = 1.5
+"""The least fit of an answer. It and the weights were chosen on half of 1,270 questions (`benchmarks/HISTORY.md`)."""
+_LEAST_WHOLE, _LISTS_WORDS = 0.95, 8
+"""Or how much of a list of subjects all pieces need together; so many words of a question may be such a list, too."""
 _FENCED = 0.5
 _CUT_MOST = 40
 _QUOTE_WORDS = 60
@@ -383,12 +387,15 @@ class BestPassages:
     piece: float = 0.0  # the most that one piece has
     whole: float = 0.0  # what the pieces have together
     words: int = 0  # the largest number of the question's words in one piece, each counted alike
+    nearness: float = 0.0  # `Query.nearness` of the best piece
+    may_list: bool = False  # the question may list subjects
 
     @property
     def fits(self) -> bool:
         """Whether they are likely to be an answer. A task may list subjects that only the pieces together have."""
-        fit = self.sentence + self.piece + _WORD * min(self.words, _WORDS_MOST)
-        return fit >= _LEAST_FIT or self.whole >= _LEAST_WHOLE
+        fit = _SENTENCE_FIT * self.sentence + self.piece + _NEAR_FIT * self.nearness
+        fit += _WORD * min(self.words, _WORDS_MOST)
+        return fit >= _LEAST_FIT or (self.may_list and self.whole >= _LEAST_WHOLE)
 
 
 def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: int) -> BestPassages:
@@ -407,6 +414,8 @@ def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: 
         piece=max(map(weigh.coverage, counts)),
         whole=weigh.coverage(counts_together),
         words=max(len(by_word) - by_word.count(0) for by_word in counts),
+        nearness=query.nearness(chosen[0].text),
+        may_list=query.is_list or len(query.words) >= _LISTS_WORDS,
     )
 
 
@@ -454,7 +463,7 @@ def best_sentences(text: str, query: Query, spread: Spread, few: int, most: int)
     least = max(shares.values()) * _AS_MUCH
     good = [number for number, share in shares.items() if share >= least]
 
-    def fit(number: int) -> tuple[int, int, float]:
+    def fit(number: int) -> tuple[int, float, float]:
         sentence = sentences[number]
         return _has_kind(sentence, query), query.nearness(sentence), shares[number]
 

@@ -394,6 +394,22 @@ async def test_rare_words_that_no_sentence_has_together_are_no_answer(tmp_path: 
     assert together in result["findings"][0]["quote"]
 
 
+async def test_words_beside_each_other_as_in_the_question_are_likelier_to_answer_it(tmp_path: Path) -> None:
+    others = {f"f{number}__txt": "Common words fill this page about the weather." for number in range(30)}
+    question = "How high is the yearly fee for a berth on regatta weekends of gliders?"
+    together = "The yearly fee for a berth is 120 euros."
+    result = await asked(tmp_path, question, page__txt=together, **others)
+    assert [finding["quote"] for finding in result["findings"]] == [together]
+    (tmp_path / "page.txt").write_text("A berth costs more. Another fee is due. It is yearly.")
+    assert (await asked(tmp_path, question, **others))["findings"] == []
+
+
+async def test_words_that_only_files_together_have_answer_a_list_and_no_question(tmp_path: Path) -> None:
+    others = {f"f{number}__txt": "Common words fill this page about the weather." for number in range(30)}
+    each = {"a__txt": "A zebra came.", "b__txt": "Some marzipan fell.", "c__txt": "The glacier melts."}
+    assert (await asked(tmp_path, "Is the zebra of marzipan on the glacier?", **each, **others))["findings"] == []
+
+
 async def test_a_long_question_is_answered_where_several_sentences_have_most_of_it(tmp_path: Path) -> None:
     page = (
         "Every boat has a berth. Write its number on the form. Tell us if you leave. Those who do so for the winter"
