@@ -347,7 +347,7 @@ _SENTENCE_FIT, _NEAR_FIT = 1.5, 1.2
 _WORD, _WORDS_MOST = 0.12, 6
 """What each word of the question that one piece has adds to the fit, and for how many words at most."""
 _LEAST_FIT = 1.5
-"""The least fit of an answer. It and the weights were chosen on half of 1,270 questions (`benchmarks/HISTORY.md`)."""
+"""The least fit of an answer. It and the weights were chosen on half of 1,250 questions (`benchmarks/HISTORY.md`)."""
 _LEAST_WHOLE, _LISTS_WORDS = 0.95, 8
 """Or how much of a list of subjects all pieces need together; so many words of a question may be such a list, too."""
 _FENCED = 0.5
