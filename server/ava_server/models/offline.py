@@ -303,7 +303,7 @@ def _found_answer(chosen: Sequence[Passage], query: Query, spread: Spread, resul
     if query.telling:
         words = query.found_in("\n\n".join(piece.text for piece in chosen))
         why = f"with words of the task ({_listing(words)})"
-        missing = _missing(query, spread)
+        missing = _missing(query, spread, chosen)
     unread = unread_of(results).sentences
     summary: list[str] = []
     if unread:
@@ -334,7 +334,7 @@ def _nothing(chosen: Sequence[Passage], query: Query, spread: Spread, results: l
     unread = unread_of(results)
     if unread.hides_answer:
         return _not_known(chosen, unread.sentences, results)
-    missing = _missing(query, spread)
+    missing = _missing(query, spread, chosen)
     if not results:
         why = "the offline reader had no tool to read with"
     elif missing:
@@ -408,10 +408,13 @@ def _fitting(*sentences: str) -> str:
     return text
 
 
-def _missing(query: Query, spread: Spread) -> list[str]:
+def _missing(query: Query, spread: Spread, chosen: Sequence[Passage]) -> list[str]:
+    """Return the words that no passage has, and no name of the files that were chosen: `sales.csv` is about sales."""
     if not spread.total:
         return []
-    return [word for word, count in zip(query.words, spread.counts, strict=True) if not count]
+    in_names = query.matches("\n".join(piece.source for piece in chosen)).counts
+    counts = zip(query.words, spread.counts, in_names, strict=True)
+    return [word for word, in_texts, in_name in counts if not in_texts and not in_name]
 
 
 def _has_names(task: str, found: list[Passage]) -> bool:

@@ -410,6 +410,14 @@ async def test_words_that_only_files_together_have_answer_a_list_and_no_question
     assert (await asked(tmp_path, "Is the zebra of marzipan on the glacier?", **each, **others))["findings"] == []
 
 
+async def test_a_word_that_only_the_name_of_the_file_has_is_not_found_nowhere(tmp_path: Path) -> None:
+    table = "Zone,2022,2023\nEUR,8604,9467\nAMER,7000,7500\n"
+    result = await asked(tmp_path, "What were the sales of zone EUR in 2023?", sales__csv=table)
+    assert "2023: 9467" in result["findings"][0]["quote"] and "Found nowhere" not in str(result)
+    result = await asked(tmp_path, "What were the losses of zone EUR in 2023?", sales__csv=table)
+    assert "Found nowhere: losses." in result["summary"]
+
+
 async def test_a_long_question_is_answered_where_several_sentences_have_most_of_it(tmp_path: Path) -> None:
     page = (
         "Every boat has a berth. Write its number on the form. Tell us if you leave. Those who do so for the winter"
