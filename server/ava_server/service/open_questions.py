@@ -54,6 +54,8 @@ def resumption_shown(run: RunRow, line: str | None) -> Shown:
 
 
 def _outcome_of_resumption(view: View, run: RunRow, shown: Shown) -> str | None:
+    if run.cancel_seq is not None and not run.ended:
+        return None  # it ends next: whoever has claimed it since has not resumed it
     if str(run.generation) != shown.digest:
         return f"{closed_resumption(view, run)}."
     if run.ended:

@@ -10,15 +10,13 @@ from typing import Any, Literal
 import anyio
 import pytest
 from support.approval.people import DialogPerson
-from support.runs.owners import open_interrupted_run, resume_at_terminal
+from support.runs.owners import claim_as, open_interrupted_run, resume_at_terminal
 from support.runtime import PRICED, open_lab
 
-from ava_audit.events import (
-    AssistantMessage,
-    RunResumed,
-)
+from ava_audit.events import AssistantMessage, CancelRequested, Event, RunResumed
 from ava_server.approval.start_form import Question, Reply
 from ava_server.runs.record.claims import NotResumed, resume_line
+from ava_server.service.open_questions import outcomes, resumption_shown
 
 
 async def test_resumes_with_the_approval_line_of_the_remaining_budget(
@@ -106,6 +104,21 @@ async def test_a_question_whether_to_resume_goes_on_with_what_was_decided_elsewh
         assert answer.status == status and says in f"{answer.message} {answer.decisions[0].refused_because}", answer
         assert len(await lab.facts(run_id, RunResumed)) == (what == "resumed")
         await lab.ended(run_id)
+
+
+async def test_a_run_that_is_being_cancelled_is_not_taken_for_a_resumed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever cancels it claims it first, so that for a moment it is running again."""
+    async with open_interrupted_run(tmp_path, monkeypatch, runs=False) as (lab, run_id, _server):
+        run = await lab.run(run_id)
+        shown = [resumption_shown(run, await lab.store.read(lambda view: resume_line(view, run)))]
+        limits = lab.runtime.spawn_limits_of(lab.runtime.user)
+        await lab.write(Event(lab.session.who, CancelRequested(subagent_id=run_id), run_id=run_id))
+        assert not isinstance(await claim_as(lab, run_id, "i-other", gone=[str(run.instance)]), str)
+        claimed = await lab.run(run_id)
+        assert (claimed.state, claimed.generation) == ("running", 2)
+        assert await outcomes(lab.store, shown, limits) == {}, "the question waits until it has ended"
 
 
 @pytest.mark.parametrize(
