@@ -15,7 +15,7 @@ FTS5 side by side, in one process, over the same extracted texts and with equal 
 is a right first passage of at most 800 characters, right among the first is one in as many characters as Ava's ranking
 shows, 800 to 4,000; a table of its own has what each way finds in all of 4,000. The sets are XQuAD, JSQuAD, TAT-QA and
 the questions of `reader_outside.toml` over documents of other repositories, all read at a commit from bare repositories
-below DIR (`owner+name/repo`), and `tuning-2`; `outside-sealed` runs only if it is named.
+below DIR (`owner+name/repo`), and `tuning-2`; `outside-sealed` and `last` run only if they are named.
 Questions without an answer: those of XQuAD and JSQuAD without their article or paragraph, and those that a file has. It
 prints tables in Markdown with Wilson's intervals of 95 % and exact sign tests, and with `--losses` where another wins.
 """
@@ -168,9 +168,9 @@ def compare(given: argparse.Namespace) -> None:
     if find_spec("bm25s") is None:
         raise SystemExit("BM25 is not installed: pip install bm25s")
     from reader_parts.comparison import report
-    from reader_parts.sets import SEALED, SETS
+    from reader_parts.sets import NAMED_ONLY, SETS
 
-    known = [*SETS, SEALED]
+    known = [*SETS, *NAMED_ONLY]
     chosen = given.sets or list(SETS)
     unknown = [name for name in chosen if name not in known]
     if unknown:

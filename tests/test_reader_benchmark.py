@@ -265,6 +265,34 @@ def test_manuals_are_asked_where_they_are_installed(
     assert capsys.readouterr().err == "left out, not installed: apt-get install absent\n"
 
 
+def test_a_folder_may_be_of_several_repositories(sets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = []
+    for name in ("one", "two"):
+        work = tmp_path / name
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(work)]
+        subprocess.run(["git", "init", "-q", str(work)], check=True)
+        (work / "README.md").write_text(f"The fee is {name} euro.", "utf-8")
+        subprocess.run([*command, "add", "."], check=True)
+        subprocess.run([*command, "commit", "-qm", "one"], check=True)
+        bare = tmp_path / f"owner+{name}" / "repo"
+        subprocess.run(["git", "clone", "-q", "--bare", str(work), str(bare)], check=True)
+        lines += ["[[folder]]", 'name = "last"', 'language = "en"', f'repository = "owner/{name}"']
+        lines += [f'below = "owner+{name}/"', 'commit = "HEAD"', 'paths = ["README.md"]']
+    lines += ["[[question]]", 'folder = "last"', 'language = "de"', 'ask = "Was kostet es?"']
+    lines += ['file = "owner+two/README.md"', 'phrase = ["two euro"]']
+    lines += ["[[unanswerable]]", 'folder = "last"', 'ask = "When is it due?"']
+    (tmp_path / "reader_last.toml").write_text("\n".join(lines), "utf-8")
+    monkeypatch.setattr(sets, "HERE", tmp_path)
+    folders = sets.Folders(tmp_path / "work")
+    (answered, kind), (without, other_kind) = sets.load("last", tmp_path, folders)
+    assert (kind, other_kind) == (sets.ANSWERED, sets.OWN_SUBJECT)
+    assert (answered.language, without.language) == ("de", "en")
+    folder = folders.path("last")
+    texts = {path.relative_to(folder).as_posix(): path.read_text("utf-8") for path in folder.rglob("*.md")}
+    assert sorted(texts) == ["owner+one/README.md", "owner+two/README.md"]
+    assert sets.stands_in(answered, texts)
+
+
 def test_documents_are_read_at_their_commit(sets: Any, tmp_path: Path) -> None:
     work = tmp_path / "work"
     command = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(work)]
@@ -311,3 +339,22 @@ def test_the_questions_over_other_documents_are_complete(sets: Any, name: str, w
         assert question["file"].startswith(tuple(folders[question["folder"]]["paths"]))
         assert all(0 < len(phrase) <= 200 for phrase in question["phrase"])
     assert all(question["folder"] in folders for question in written["unanswerable"])
+
+
+def test_the_last_questions_are_complete(sets: Any) -> None:
+    written = tomllib.loads((BENCHMARKS / sets.OUTSIDE[sets.LAST]).read_text("utf-8"))
+    files = [folder["below"] + path for folder in written["folder"] for path in folder["paths"]]
+    assert {folder["name"] for folder in written["folder"]} == {"last"}
+    assert all(len(folder["commit"]) == 40 for folder in written["folder"])
+    assert len(files) == len(set(files)) >= 80
+    assert len([file for file in files if not file.endswith(".md")]) >= 25
+    assert (len(written["question"]), len(written["unanswerable"])) == (10, 3)
+    assert {question["folder"] for question in (*written["question"], *written["unanswerable"])} == {"last"}
+    for question in written["question"]:
+        assert question["file"] in files
+        assert all(0 < len(phrase) <= 200 for phrase in question["phrase"])
+
+
+def test_no_question_runs_that_is_asked_once_unless_it_is_named(sets: Any) -> None:
+    assert not set(sets.NAMED_ONLY) & set(sets.SETS)
+    assert {sets.SEALED, sets.LAST} == set(sets.NAMED_ONLY)

@@ -1,7 +1,8 @@
 """The questions of `reader.py --compare`, and the folders that they are asked about.
 
-XQuAD, JSQuAD and TAT-QA, and the documents of `reader_outside.toml`, are read at a commit of their repository: nothing
-of them stands in this one. A question is right where a passage covers the place of its answer, or has its words.
+XQuAD, JSQuAD and TAT-QA, and the documents of `reader_outside.toml` and `reader_last.toml`, are read at a commit of
+their repository: nothing of them stands in this one. A question is right where a passage covers the place of its
+answer, or has its words.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ TATQA_MOST = 240
 TABLES_A_FOLDER = 10
 """Questions of TAT-QA do not name their company, so a folder has few tables."""
 XQUAD_LANGUAGES = ("en", "de", "es", "zh", "th", "ru", "tr", "ro", "el", "ar", "hi", "vi")
-SEALED = "outside-sealed"
-"""Run at the end, once, and only where it is named."""
-OUTSIDE = {"outside": "reader_outside.toml", SEALED: "reader_outside_sealed.toml"}
+SEALED, LAST = "outside-sealed", "last"
+NAMED_ONLY = (SEALED, LAST)
+"""Run at the end, once, and only where they are named."""
+OUTSIDE = {"outside": "reader_outside.toml", SEALED: "reader_outside_sealed.toml", LAST: "reader_last.toml"}
 MANUALS = "tuning-2"
 """The questions of `reader_tuning.toml`, which are in English, over the manuals that are installed."""
 SETS = (*(f"xquad-{language}" for language in XQUAD_LANGUAGES), "jsquad", "tat-qa", "outside", MANUALS)
@@ -282,20 +284,26 @@ _WRITERS: dict[str, Callable[[Sequence[Sequence[str]]], bytes]] = {
 
 
 def _outside(name: str, below: Path, folders: Folders) -> Iterator[tuple[Question, str]]:
-    """Yield the questions of a file of this folder, over documents of other repositories."""
+    """Yield the questions of a file of this folder, over documents of other repositories.
+
+    Entries of one name are one folder; `below` is then put before the paths of each. A question may have a `language`
+    of its own.
+    """
     written = tomllib.loads((HERE / OUTSIDE[name]).read_text(encoding="utf-8"))
     languages: dict[str, str] = {}
     for folder in written["folder"]:
         repository = Repository(folder["repository"], folder["commit"], below)
         paths = repository.paths(folder["paths"])
-        folders.files[folder["name"]] = {path: repository.read(path) for path in paths}
+        files = folders.files.setdefault(folder["name"], {})
+        files.update({folder.get("below", "") + path: repository.read(path) for path in paths})
         languages[folder["name"]] = folder["language"]
     for asked in written["question"]:
         words = tuple((phrase,) for phrase in asked["phrase"])
-        language = languages[asked["folder"]]
+        language = asked.get("language", languages[asked["folder"]])
         yield Question(name, language, asked["ask"], asked["folder"], (asked["file"],), words), ANSWERED
     for asked in written["unanswerable"]:
-        yield Question(name, languages[asked["folder"]], asked["ask"], asked["folder"]), OWN_SUBJECT
+        language = asked.get("language", languages[asked["folder"]])
+        yield Question(name, language, asked["ask"], asked["folder"]), OWN_SUBJECT
 
 
 def _manuals(folders: Folders) -> Iterator[tuple[Question, str]]:
