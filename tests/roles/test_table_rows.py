@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from email.message import EmailMessage
 from pathlib import Path
 
 import openpyxl
 import pytest
-from support.foreign.office import word_file
+from support.foreign.epub import book_parts
+from support.foreign.office import pack_parts, word_file
 from support.foreign.opendocument import cell, open_file, p, row, sheet
 from support.foreign.word import table
 
@@ -43,6 +45,22 @@ def rtf(rows: Sequence[Sequence[str]]) -> bytes:
     return ("{\\rtf1\\ansi " + "\n".join(lines) + "}").encode()
 
 
+def page(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as most programs write it in HTML: each cell in a line of its own, its text in a paragraph."""
+    lines = ["<table>"]
+    for number, cells in enumerate(rows):
+        name = "td" if number else "th"
+        lines += ["<tr>", *(f"<{name}><p>{each}</p></{name}>" for each in cells), "</tr>"]
+    return "\n".join([*lines, "</table>"])
+
+
+def mail(html: str) -> bytes:
+    message = EmailMessage()
+    message["Subject"] = "zones"
+    message.set_content(html, "html")
+    return message.as_bytes()
+
+
 FILES = {
     "2023 H1.xlsx": book("2023 H1", *ZONES),
     "zones.ods": open_file(sheet(*(row(*map(cell, each)) for each in ZONES), name="2023 H1"), "spreadsheet"),
@@ -51,6 +69,10 @@ FILES = {
         f"<table:table>{''.join(row(*map(cell, each)) for each in ZONES)}</table:table>{p('end')}", "text"
     ),
     "zones.rtf": rtf(ZONES),
+    "zones.html": page(ZONES).encode(),
+    "zones.xhtml": page(ZONES).encode(),
+    "zones.epub": pack_parts(book_parts(page(ZONES))),
+    "zones.eml": mail(page(ZONES)),
     "zones.csv": "\n".join(";".join(each) for each in ZONES).encode(),
     "zones.tsv": "\n".join("\t".join(each) for each in ZONES).encode(),
 }

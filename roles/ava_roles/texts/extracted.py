@@ -28,8 +28,9 @@ _DOCUMENT_MAGIC = (b"PK", OLE_MAGIC, b"{\\rtf")
 _OLD_MAGICS = (OLE_MAGIC, b"PK\x03\x04", *BIFF_MAGICS)
 """How a file with the suffix of an old Office begins, or of a new one that got that suffix; others are text."""
 
-Tables = Literal["", "bars", "commas"]
-"""How a text writes the rows of its tables: in no way that is known, `| a | b |`, or as a CSV file."""
+Tables = Literal["", "bars", "commas", "marks"]
+"""How a text writes the rows of its tables: in no way that is known, `| a | b |`, as a CSV file, or between marks
+(`page_tables`), which no reader is shown."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ FORMATS = (
     Format("OpenDocument text", (".odt", ".ott"), extra=False),
     Format("OpenDocument presentation", (".odp", ".otp", ".odg", ".otg"), extra=False),
     Format("OpenDocument spreadsheet", (".ods", ".ots"), extra=False),
-    Format("EPUB book", (".epub",), extra=False, tables=""),
+    Format("EPUB book", (".epub",), extra=False),
     Format("RTF file", (".rtf",), extra=False),
-    Format("email", (".eml",), extra=False, tables=""),
+    Format("email", (".eml",), extra=False),
     Format("notebook", (".ipynb",), extra=False, tables=""),
 )
 

@@ -15,8 +15,8 @@ _ATTRIBUTE = re.compile(
     r"""([^\s/>="'][^\s/>=]*+)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>"'][^\s>]*+))?+)?+""",
 )
 _KEPT_NAMES = """
-    alt charset content data hidden href http-equiv id label open popover reversed rowspan shadowrootmode src srcdoc
-    start style type value
+    alt charset colspan content data hidden href http-equiv id label open popover reversed role rowspan shadowrootmode
+    src srcdoc start style type value
 """
 _KEPT = frozenset(_KEPT_NAMES.split())
 

@@ -27,7 +27,7 @@ _LEAVE_P_OPEN_NAMES = """
 """
 _END_P = BLOCKS - frozenset(_LEAVE_P_OPEN_NAMES.split())
 CELLS = frozenset(("td", "th"))
-_IN_TABLES = frozenset(("td", "th", "tr", "tbody", "thead", "tfoot"))
+IN_TABLES = frozenset(("td", "th", "tr", "tbody", "thead", "tfoot"))
 ENDS_BEFORE: dict[str, frozenset[str]] = {
     "li": frozenset(("li",)),
     "dt": frozenset(("dt", "dd")),
@@ -35,9 +35,9 @@ ENDS_BEFORE: dict[str, frozenset[str]] = {
     "td": CELLS,
     "th": CELLS,
     "tr": frozenset((*CELLS, "tr")),
-    "tbody": _IN_TABLES,
-    "thead": _IN_TABLES,
-    "tfoot": _IN_TABLES,
+    "tbody": IN_TABLES,
+    "thead": IN_TABLES,
+    "tfoot": IN_TABLES,
     "option": frozenset(("option",)),
     "optgroup": frozenset(("option", "optgroup")),
     "body": frozenset(("head",)),
@@ -48,7 +48,7 @@ _RAW = ("script", "style", "iframe", "noembed", "xmp", "title", "textarea")
 """Elements whose content has no tags."""
 RAW_END = {name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE) for name in _RAW}
 _WITH_ATTRIBUTES_NAMES = """
-    base dialog embed frame iframe img input area li meta object ol optgroup option script td template th
+    base dialog embed frame iframe img input area li meta object ol optgroup option script table td template th
 """
 _WITH_ATTRIBUTES = frozenset(_WITH_ATTRIBUTES_NAMES.split())
 _MAY_MATTER = re.compile(r"hidden|style|\bid\b|popover", re.IGNORECASE)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
 from urllib.parse import urljoin
 
 from ava_roles.texts.markup import COMMENT_END, TAG
@@ -17,6 +16,7 @@ from ava_roles.texts.page_elements import (
     BLOCKS,
     CELLS,
     ENDS_BEFORE,
+    IN_TABLES,
     INLINE,
     INTEGER,
     LISTS,
@@ -28,6 +28,7 @@ from ava_roles.texts.page_elements import (
     is_program,
     open_list,
 )
+from ava_roles.texts.page_tables import PageTable, Span, without_marks
 from ava_roles.wrap import unescape_html
 
 NEEDS_SCRIPTS = "text that its scripts make (it needs scripts, which are not run)"
@@ -51,10 +52,12 @@ MOST_TAGS = 500_000  # a page with more is not made for people; they take second
 _MOST_NAMED = 10
 _TITLE_CHARS = 1_000
 _ADDRESS_CHARS = 300
-_ROWS = re.compile(r"[0-9]{1,5}")
+_COUNT = re.compile(r"[0-9]{1,5}")
 _SPAN_CHARS = 100
 """The longest text of a cell that is repeated in the later rows into which it reaches."""
 _MOST_SPANS = 50
+_WITH_LINES = ("pre", "textarea", "xmp")
+_LAYOUT_ROLES = ("presentation", "none")
 _MAX_DEPTH = 3
 """How deep pages in frames may be nested."""
 _MOST_PAGES = 100
@@ -77,41 +80,29 @@ class PageText:
     html: str
 
 
-def read_page_text(html: str, url: str = "", *, keep_lines: bool = False, is_xml: bool = False) -> PageText:
+def read_page_text(
+    html: str, url: str = "", *, keep_lines: bool = False, is_xml: bool = False, mark_tables: bool = False
+) -> PageText:
     """Return the text of a page: one line for each block, or with `keep_lines` each word in the line of its source.
 
-    `url`: against which addresses are resolved. `is_xml`: it is XHTML, where any element may be written as empty.
+    Args:
+        html: The page.
+        url: Against which addresses are resolved.
+        keep_lines: Keep each word in the line of its source.
+        is_xml: It is XHTML, where any element may be written as empty.
+        mark_tables: Write the rows of tables that are not for layout as Markdown, or with `keep_lines` with the marks
+            of `page_tables`, for `table_rows`.
     """
-    return _Reader(html.replace("\r\n", "\n").replace("\r", "\n"), url, keep_lines, is_xml, 0).read()
-
-
-class _Span(NamedTuple):
-    """A cell that reaches into later rows: how many rows it has from this one on, and its text."""
-
-    rows: int
-    text: str
-
-
-class _Table:
-    """A table that is open; `spans`: by their columns, the cells that reach into later rows."""
-
-    def __init__(self) -> None:
-        self.column = 0
-        self.spans: dict[int, _Span] = {}
-
-    def end_row(self) -> None:
-        later_spans: dict[int, _Span] = {}
-        for column, span in self.spans.items():
-            if span.rows > 1:
-                later_spans[column] = _Span(span.rows - 1, span.text)
-        self.spans = later_spans
+    html = without_marks(html.replace("\r\n", "\n").replace("\r", "\n"))
+    return _Reader(html, url, keep_lines, is_xml, mark_tables, 0).read()
 
 
 class _Reader:
-    def __init__(self, html: str, url: str, keep_lines: bool, is_xml: bool, depth: int) -> None:
+    def __init__(self, html: str, url: str, keep_lines: bool, is_xml: bool, mark_tables: bool, depth: int) -> None:
         self._html = html
         self._url = url
         self._keep_lines = keep_lines
+        self._mark_tables = mark_tables
         self._is_xml = is_xml or html.lstrip("\ufeff \t\n").startswith("<?xml")
         self._depth = depth
         self._parts: list[str] = []
@@ -136,11 +127,13 @@ class _Reader:
         self._has_empty_mount = False
         self._mounts: list[tuple[int, int]] = []  # of each open one, its level, and the characters shown before it
         self._shown_chars = 0
-        self._tables: list[_Table] = []
+        self._tables: list[PageTable] = []
         self._lists: list[OpenList] = []
         self._label = ""  # the number of an item whose text has not begun
         self._cell_from: int | None = None
         self._cell_rows = 1
+        self._cell_columns = 1
+        self._is_head_cell = False
         self._after_cell = False
         self._repeated = 0
 
@@ -246,6 +239,8 @@ class _Reader:
                 self._hidden_at = len(self._open)
                 self._is_template = name == "template"
                 self._cut_from = tag.start()
+                if name in IN_TABLES and self._tables:
+                    self._tables[-1].is_uncertain = True
             else:
                 self._notice(name, values)
         end = tag.end()
@@ -271,7 +266,9 @@ class _Reader:
         self._open.append(name)
         self._counts[name] += 1
         if name == "table":
-            self._tables.append(_Table())
+            self._open_table(values)
+        elif name in _WITH_LINES and self._tables:  # which would be lost in a row
+            self._tables[-1].is_uncertain = True
         elif name in LISTS:
             self._lists.append(open_list(name, values))
 
@@ -366,7 +363,7 @@ class _Reader:
             elif name == "tr":
                 self._end_row()
             if name == "table" and self._tables:
-                self._tables.pop()
+                self._tables.pop().close(keep_lines=self._keep_lines)
             elif name in LISTS and self._lists:
                 self._lists.pop()
 
@@ -377,7 +374,7 @@ class _Reader:
     def _notice(self, name: str, values: dict[str, str]) -> None:
         """Show what a tag itself shows, and note what it would load."""
         if name in CELLS:
-            self._start_cell(values)
+            self._start_cell(name, values)
         elif name == "tr":
             self._start_row()
         elif name == "li":
@@ -439,7 +436,7 @@ class _Reader:
         if self._depth >= _MAX_DEPTH or self._pages_within > _MOST_PAGES:
             self._missing["pages in frames that are too many, or nested too deep"] = None
             return
-        inner = _Reader(html, self._url, False, False, self._depth + 1).read()
+        inner = _Reader(html, self._url, False, False, False, self._depth + 1).read()
         self._add(" ".join(inner.text.split()))
         self._missing |= dict.fromkeys(inner.missing[:_MOST_NAMED])
 
@@ -470,20 +467,29 @@ class _Reader:
 
     # -- tables --
 
+    def _open_table(self, values: dict[str, str]) -> None:
+        for outer in self._tables[-1:]:
+            outer.is_uncertain = True
+        table = PageTable(self._parts, is_marked=self._mark_tables and self._hidden_at is None)
+        if values.get("role", "").strip().lower() in _LAYOUT_ROLES:
+            table.is_uncertain = True
+        self._tables.append(table)
+
     def _start_row(self) -> None:
         self._after_cell = False
         if self._tables:
-            self._tables[-1].column = 0
+            self._tables[-1].start_row(in_head=self._counts["thead"] > 0)
 
-    def _start_cell(self, values: dict[str, str]) -> None:
+    def _start_cell(self, name: str, values: dict[str, str]) -> None:
         self._repeat_spans()
-        if self._after_cell:
+        self._is_head_cell = name == "th"
+        if self._tables:
+            self._tables[-1].start_cell(is_head=self._is_head_cell, is_next=self._after_cell)
+        elif self._after_cell:
             self._parts.append(" | ")
-            self._after_cell = False
-        self._cell_rows = 1
-        rows = values.get("rowspan", "")
-        if _ROWS.fullmatch(rows):
-            self._cell_rows = int(rows)
+        self._after_cell = False
+        self._cell_rows = _count_in(values, "rowspan")
+        self._cell_columns = _count_in(values, "colspan")
         self._cell_from = len(self._parts)
 
     def _end_cell(self) -> None:
@@ -491,13 +497,20 @@ class _Reader:
         if not self._tables:
             return
         table = self._tables[-1]
-        if self._cell_rows > 1 and self._cell_from is not None:
+        if self._cell_rows != 1 and self._cell_from is not None:
             text = " ".join("".join(self._parts[self._cell_from :]).split())
-            if len(text) <= _SPAN_CHARS and len(table.spans) < _MOST_SPANS:
-                table.spans[table.column] = _Span(self._cell_rows, text)
-        table.column += 1
+            if self._cell_rows and len(text) <= _SPAN_CHARS and len(table.spans) < _MOST_SPANS:
+                table.spans[table.column] = Span(self._cell_rows, self._cell_columns, text, self._is_head_cell)
+            else:
+                table.is_uncertain = True
+        self._repeated += self._cell_columns - 1
+        if self._repeated > len(self._html):
+            table.is_uncertain = True
+            self._cell_columns = 1
+        table.end_cell(self._cell_columns)
         self._cell_from = None
         self._cell_rows = 1
+        self._cell_columns = 1
 
     def _end_row(self) -> None:
         self._repeat_spans()
@@ -511,16 +524,15 @@ class _Reader:
             return
         table = self._tables[-1]
         while table.column in table.spans:
-            text = table.spans[table.column].text
-            self._repeated += len(text)
+            span = table.spans[table.column]
+            self._repeated += len(span.text) + span.columns - 1
             if self._repeated > len(self._html):
+                table.is_uncertain = True
                 return
-            if self._after_cell:
-                self._parts.append(f" | {text}")
-            else:
-                self._parts.append(text)
+            table.start_cell(is_head=span.is_head, is_next=self._after_cell)
+            self._parts.append(span.text)
             self._after_cell = True
-            table.column += 1
+            table.end_cell(span.columns)
 
     # -- text --
 
@@ -552,7 +564,7 @@ class _Reader:
         """Return a text with its white space as it is shown; blanks that count become no-break spaces."""
         if self._keep_lines:
             return text
-        if self._is_open("pre", "textarea", "xmp"):
+        if self._is_open(*_WITH_LINES):
             return text.replace("\t", "    ").replace(" ", "\xa0")
         return _WHITE.sub(" ", text)
 
@@ -630,6 +642,12 @@ class _Reader:
 def _count(number: int, noun: str) -> str:
     plural = "s" if number > 1 else ""
     return f"{number:,} {noun}{plural}"
+
+
+def _count_in(values: dict[str, str], name: str) -> int:
+    """Return how many rows or columns a cell has by its attribute; 0 rows are all that follow."""
+    written = values.get(name, "").strip()
+    return int(written) if _COUNT.fullmatch(written) else 1
 
 
 def _unescape(written: str) -> str:

@@ -113,7 +113,10 @@ def passages_of(text: Extracted, hide: Callable[[str], str] = str, room: HeadRoo
     """
     room = room or HeadRoom()
     if not any(part.place for part in text.parts):
-        whole = "\n".join(split_lines(hide(text.text())))
+        whole = text.text()
+        if text.tables == "marks":  # no secret may stand between marks
+            return list(split_passages(hide(with_heads(whole, text.tables, "", room))))
+        whole = "\n".join(split_lines(hide(whole)))
         return list(split_passages(with_heads(whole, text.tables, "", room)))
     passages: list[FilePassage] = []
     first = 1
@@ -712,7 +715,7 @@ class TextReader:
         suffix = PurePosixPath(name.lower().removesuffix(".gz")).suffix
         if suffix not in _PAGES:  # Markdown stays as it is, word for word
             return cls(None, {_DECODE: decode_arguments, _ROWS: {"tables": "commas" if suffix in _CELLS else ""}})
-        page_arguments = {"url": "", "keep_lines": True, "is_xml": suffix in _XML_PAGES}
+        page_arguments = {"url": "", "keep_lines": True, "is_xml": suffix in _XML_PAGES, "mark_tables": True}
         return cls(None, {_DECODE: decode_arguments, _PAGE: page_arguments})
 
     def digest(self, sha256: str) -> bytes:
@@ -738,7 +741,8 @@ class TextReader:
         page_arguments: dict[str, Any] = dict(self.arguments[_PAGE])
         page = read_page_text(decoded.text, **page_arguments)
         missing = page.missing + page.unseen
-        return Extracted((Part("", page.text),), page.title or None, missing=missing, note=decoded.note)
+        parts = (Part("", page.text),)
+        return Extracted(parts, page.title or None, missing=missing, note=decoded.note, tables="marks")
 
     def _read_document(self, kind: Format, data: bytes, parser: ParserProcess) -> Extracted:
         wanted: dict[str, Any] = dict(self.arguments[_DOCUMENT])

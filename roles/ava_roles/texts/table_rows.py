@@ -4,8 +4,9 @@ A row alone says little: its heads stand in another passage, or on another page.
 name and title of its sheet and the heads of its columns. The text of the document stays as it is; a row stays one line,
 and a cell stays in its column.
 
-Heads are found, not assumed in the first row: a row of words, years or dates above a column of figures, or at the top
-of a wide table of words. Where that is not clear, a row stays as it is: a wrong head is worse than none.
+Heads are those that a page names (<th>, <thead>). Else they are found, not assumed in the first row: a row of words,
+years or dates above a column of figures, or at the top of a wide table of words. Where that is not clear, a row stays
+as it is: a wrong head is worse than none.
 """
 
 from __future__ import annotations
@@ -17,12 +18,22 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ava_roles.texts.extracted import Tables
+from ava_roles.texts.page_tables import (
+    CELL,
+    HEAD_ROW,
+    HEADS_LINE,
+    NEXT_CELL,
+    ROW,
+    ROW_CHARS,
+    TABLE,
+    MarkedText,
+    rows_of,
+    split_marks,
+)
 from ava_roles.texts.web_page import delimiter_of
 
 HEAD_CHARS = 60
 """The most characters of a head, and of a table's title, that are repeated in each row."""
-ROW_CHARS = 2_400
-"""The longest row with heads outside a sheet; a longer one would be cut, at columns that it does not have."""
 _ADDED_TO_ROW = 4_000
 ADDED_CHARS = 6_000_000
 """The most characters that heads add to the passages of one file."""
@@ -76,11 +87,15 @@ class HeadRoom:
 
 
 class _Row(NamedTuple):
-    """A row of a table: the index of its line, its number (one more than the last, but for empty rows), its cells."""
+    """A row of a table: the index of its line, its number (one more than the last, but for empty rows), its cells.
+
+    `is_head`: it is certain that its cells are heads of columns.
+    """
 
     line: int
     number: int
     cells: list[str]
+    is_head: bool = False
 
     @property
     def filled(self) -> list[int]:
@@ -105,6 +120,8 @@ def with_heads(text: str, tables: Tables, place: str, room: HeadRoom) -> str:
         place: Where in the file it is; of a sheet, e.g. `sheet Plan (hidden)`, which names its rows too.
         room: What the heads of the whole file may add; it is used up.
     """
+    if tables == "marks":
+        return _with_heads_for_marks(text, room)
     if not tables or not ("|" in text or tables == "commas"):
         return text
     lines = text.split("\n")
@@ -143,13 +160,18 @@ def _rows_of_sheet(lines: Sequence[str]) -> Iterator[_Row]:
 
 
 def _tables_with_bars(lines: Sequence[str]) -> Iterator[list[_Row]]:
-    """Yield the tables that `render_table` has written: the second line of each is its line."""
+    """Yield the tables that `render_table` has written, and those of a page: a line is below the first row of each."""
     rows: list[_Row] = []
     for index, line in enumerate(lines):
         is_row = line.startswith("| ") and line.endswith(" |")
-        if is_row and (rows or _is_line(lines, index + 1)):
-            rows.append(_Row(index, len(rows), line[2:-2].split(" | ")))
-        elif rows and not (len(rows) == 1 and _is_line(lines, index)):
+        is_head = is_row and _is_line_of_heads(lines, index + 1)
+        begins = is_head or (is_row and _is_line(lines, index + 1))
+        if begins and rows and not (is_head and rows[-1].is_head):
+            yield rows
+            rows = []
+        if is_row and (rows or begins):
+            rows.append(_Row(index, len(rows), line[2:-2].split(" | "), is_head))
+        elif rows and not (rows[-1].line == index - 1 and (_is_line(lines, index) or _is_line_of_heads(lines, index))):
             yield rows
             rows = []
     if rows:
@@ -158,6 +180,10 @@ def _tables_with_bars(lines: Sequence[str]) -> Iterator[list[_Row]]:
 
 def _is_line(lines: Sequence[str], index: int) -> bool:
     return index < len(lines) and lines[index].startswith("|---|") and not lines[index].strip("|-")
+
+
+def _is_line_of_heads(lines: Sequence[str], index: int) -> bool:
+    return index < len(lines) and lines[index].startswith(HEADS_LINE) and not lines[index].strip("|:-")
 
 
 def _rows_of_csv(lines: Sequence[str]) -> Iterator[_Row]:
@@ -177,11 +203,61 @@ def _rows_of_csv(lines: Sequence[str]) -> Iterator[_Row]:
         yield _Row(index, number, [" ".join(cell.split()) for cell in cells])
 
 
+# -- the rows of a page -----------------------------------------------------------------------------------------------
+
+
+def _with_heads_for_marks(text: str, room: HeadRoom) -> str:
+    """Return the text of a page without marks; a row that gets heads stands in the line in which it begins."""
+    if TABLE not in text:
+        return text
+    shown: list[str] = []
+    tables: list[list[_Row]] = []
+    for number, piece in enumerate(_rows_and_others(split_marks(text))):
+        mark = piece[0].mark
+        shown.append("".join(" | " * (mark == NEXT_CELL) + text for mark, text in piece))
+        if mark == TABLE or (mark == HEAD_ROW and not (tables[-1] and tables[-1][-1].is_head)):
+            tables.append([])
+        if mark in (ROW, HEAD_ROW):
+            [(is_head, cells)] = rows_of(piece)
+            tables[-1].append(_Row(number, len(tables[-1]), cells, is_head))
+    with_heads = list(shown)
+    for rows in tables:
+        _give_heads(with_heads, rows, "", False, room)
+    for number, (old, new) in enumerate(zip(shown, with_heads, strict=True)):
+        if old is not new:
+            with_heads[number] = _on_lines_of(old, new)
+            before = with_heads[number - 1].rstrip(" ")  # the text above the table, or another row
+            with_heads[number - 1] = before if before.endswith("\n") or not before else f"{before} "
+    return "\n".join(line.rstrip() for line in "".join(with_heads).split("\n"))
+
+
+def _rows_and_others(pieces: Iterable[MarkedText]) -> Iterator[list[MarkedText]]:
+    """Yield the pieces of each row together, and those of what is between."""
+    some: list[MarkedText] = []
+    for piece in pieces:
+        if some and piece.mark not in (CELL, NEXT_CELL):
+            yield some
+            some = []
+        some.append(piece)
+    yield some
+
+
+def _on_lines_of(old: str, row: str) -> str:
+    """Return a row in the line in which an old text begins, with as many lines as that has."""
+    begins = len(old) - len(old.lstrip())
+    above = old[:begins].count("\n")
+    below = old[begins:].count("\n")
+    return "\n" * above + row + "\n" * below
+
+
 # -- the heads of a table ---------------------------------------------------------------------------------------------
 
 
 def _give_heads(lines: list[str], rows: list[_Row], title: str, is_sheet: bool, room: HeadRoom) -> None:
     """Write the rows of one table anew, each with its heads."""
+    if rows and rows[0].is_head:
+        _give_known_heads(lines, rows, room)
+        return
     table = _Table()
     pending: list[str] = []
     for block in _blocks(rows):
@@ -204,6 +280,18 @@ def _give_heads(lines: list[str], rows: list[_Row], title: str, is_sheet: bool, 
             line = _with_heads(row, table.heads, above, is_sheet, room)
             if line is not None:
                 lines[row.line] = line
+
+
+def _give_known_heads(lines: list[str], rows: Sequence[_Row], room: HeadRoom) -> None:
+    """Write the rows below those that are known to be heads anew, but for one with a single cell, a title."""
+    head_rows = [row for row in rows if row.is_head]
+    heads = _heads_of(head_rows, may_be_shifted=False)
+    for row in rows[len(head_rows) :]:
+        if len(row.filled) < 2:
+            continue
+        line = _with_heads(row, heads, "", False, room)
+        if line is not None:
+            lines[row.line] = line
 
 
 def _blocks(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
@@ -238,7 +326,7 @@ def _find_heads(block: Sequence[_Row], is_sheet: bool, room: HeadRoom) -> tuple[
             for end in sorted({_last_head(block, start), start}, reverse=True):
                 if not room.look_at(block[end + 1 : end + 1 + _LOOKED_AT]):
                     return None
-                heads = _heads_of(block[start : end + 1], is_sheet)
+                heads = _heads_of(block[start : end + 1], may_be_shifted=not is_sheet)
                 figures = _figure_columns(heads, block[end + 1 :], is_sheet)
                 is_wordy = not figures and not widest and _is_wordy(heads, block[end + 1 :])
                 if figures or is_wordy:
@@ -276,13 +364,13 @@ def _last_head(block: Sequence[_Row], start: int) -> int:
     return end
 
 
-def _heads_of(rows: Sequence[_Row], is_sheet: bool) -> dict[int, str]:
+def _heads_of(rows: Sequence[_Row], *, may_be_shifted: bool) -> dict[int, str]:
     """Return the heads by column; a cell above others spans the columns up to the next one."""
     lowest = rows[-1]
     parts: dict[int, list[str]] = {column: [] for row in rows for column in row.filled}
     first_column = min(parts)
     for row in rows:
-        if not is_sheet and _may_be_shifted(row, lowest):
+        if may_be_shifted and _may_be_shifted(row, lowest):
             continue
         over = ""
         for column in sorted(parts):

@@ -161,7 +161,7 @@ class _Book:
         html = decoded.text
         if len(html) > _SECTION_CHARS:
             self._gaps.append(f"the text of {section} after its first {_SECTION_CHARS:,} characters")
-        page = read_page_text(html[:_SECTION_CHARS], is_xml=True)
+        page = read_page_text(html[:_SECTION_CHARS], is_xml=True, mark_tables=True)
         self._addresses |= unseen_addresses(data)
         lacks = [*page.missing, *page.unseen]
         if lacks:

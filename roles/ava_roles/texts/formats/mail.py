@@ -297,6 +297,6 @@ def _words(part: Message, missing: list[str] | None = None) -> str:
         return text
     if len(text) > _HTML_CHARS:
         missing.append(f"the text after the first {_HTML_CHARS:,} characters of a page")
-    page = read_page_text(text[:_HTML_CHARS])
+    page = read_page_text(text[:_HTML_CHARS], mark_tables=True)
     missing.extend(page.missing)
     return page.text
