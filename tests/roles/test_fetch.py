@@ -15,7 +15,7 @@ from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.net import addresses
 from ava_roles.net.addresses import checked_url, is_public, masked
 from ava_roles.net.fetch import Fetcher, HostQueue
-from ava_roles.net.transports import SystemResolver
+from ava_roles.net.resolver import SystemResolver
 
 PRIVATE = [
     "0.0.0.0",

@@ -16,6 +16,7 @@ import anyio
 
 from ava_roles.errors import AccessRefused, NotRequested, ToolFailed
 from ava_roles.net.addresses import checked_url, host_of, masked
+from ava_roles.net.resolver import Resolver, SystemResolver
 from ava_roles.texts.encodings import Decoded, decode
 from ava_roles.texts.markup import label_of_type
 from ava_roles.threads import run_sync
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
     import httpcore2
     import httpx2
-
-    from ava_roles.net.transports import Resolver
 
 
 ROBOTS_NAME = "Ava"
@@ -83,8 +82,6 @@ class Fetcher:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
-        from ava_roles.net.transports import SystemResolver  # it loads the HTTP library
-
         self._resolver = resolver or SystemResolver()
         self._backend = backend
         self._context = context

@@ -1,4 +1,7 @@
-"""HTTP clients for model calls: one call per client, because a pool's work grows with its connections."""
+"""HTTP clients for model calls: one call per client, because a pool's work grows with its connections.
+
+The HTTP library is imported when the first client is made: a run of the offline reader needs none.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,15 @@ import ssl
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 import anyio.to_thread
-import httpx2
-from httpx2._utils import get_environment_proxies  # pyright: ignore[reportPrivateUsage]
 
 from ava_roles.net.addresses import proxy_place, proxy_url
+
+if TYPE_CHECKING:
+    import httpx2
 
 KEEP_ALIVE_S = 30.0
 """Longer than most tool calls take, so that a run's next turn finds its connection open."""
@@ -49,6 +53,8 @@ class ClientPool:
             self._free.append(self._add())
 
     def _add(self) -> LentClient:
+        import httpx2
+
         from ava_roles.net.transports import KeptTransport, tls_context
 
         tls = tls_context()
@@ -116,6 +122,8 @@ def _proxy_transports(tls: ssl.SSLContext) -> dict[str, httpx2.AsyncBaseTranspor
     limit the time to connect, and name the proxy in errors. A model on this machine is never called through a proxy,
     which would look for it on its own machine.
     """
+    from httpx2._utils import get_environment_proxies  # pyright: ignore[reportPrivateUsage]
+
     transports = {
         pattern: None if proxy is None else _proxy_transport(pattern.removesuffix("://"), proxy, tls)
         for pattern, proxy in get_environment_proxies().items()
@@ -124,6 +132,8 @@ def _proxy_transports(tls: ssl.SSLContext) -> dict[str, httpx2.AsyncBaseTranspor
 
 
 def _proxy_transport(scheme: str, proxy: str, tls: ssl.SSLContext) -> httpx2.AsyncBaseTransport:
+    import httpx2
+
     from ava_roles.net.transports import ProxiedTransport, UnusableProxy
 
     names = (f"{scheme}_proxy", f"{scheme.upper()}_PROXY")

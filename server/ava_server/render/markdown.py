@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from typing import TYPE_CHECKING
 
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 _FENCE = re.compile(r"`{3,}")
 
@@ -25,6 +26,8 @@ def parse(text: str) -> list[Token]:
 
     What looks like HTML is text, because words would be missing without it.
     """
+    from markdown_it import MarkdownIt  # not needed for a result that is not drawn, as in a pipe
+
     tokens = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table").parse(text)
     for token in tokens:
         token.children = [_as_written(each) for each in token.children] if token.children else token.children
@@ -32,6 +35,8 @@ def parse(text: str) -> list[Token]:
 
 
 def _as_written(token: Token) -> Token:
+    from markdown_it.token import Token
+
     if token.type == "softbreak":
         return Token("hardbreak", "br", 0)
     if token.markup.startswith("_"):

@@ -91,7 +91,7 @@ class Runtime(RunResources):
     """What one process has open.
 
     Attributes:
-        proposed: Set once something was proposed here.
+        calls_model: Set once something was proposed here that calls a model, which the offline reader is not.
         entry_counts: What metrics have counted in the log; counting needs the lock `counting`.
     """
 
@@ -100,7 +100,7 @@ class Runtime(RunResources):
     manager: Manager = field(init=False)
     activities: ActivityWatch = field(init=False)
     closing: Drain = field(default_factory=Drain)
-    proposed: anyio.Event = field(default_factory=anyio.Event)
+    calls_model: anyio.Event = field(default_factory=anyio.Event)
     entry_counts: EntryCounts = field(init=False)
     counting: anyio.Lock = field(default_factory=anyio.Lock)
 
@@ -254,8 +254,8 @@ class Runtime(RunResources):
         return _SpawnSetting(context, role, model)
 
     async def prepare_first_run(self) -> None:
-        """Load what the first run needs once something is proposed: while the person reads that, nobody waits."""
-        await self.proposed.wait()
+        """Load what model calls need once a run with some is proposed: while the person reads that, nobody waits."""
+        await self.calls_model.wait()
         try:
             await anyio.to_thread.run_sync(self.run_setup.load)
         except Exception as error:  # the run itself meets it and reports it: certificates, a proxy's address

@@ -314,7 +314,8 @@ class Spawns(Operations):
             raise Refused(recorded)
         proposal, answer = recorded
         await self._release(config, candidates, proposal.subagent_id)
-        self._runtime.proposed.set()
+        if config.model != OFFLINE:
+            self._runtime.calls_model.set()
         if offer.starts:
             await self._start_automatically(proposal, answer)
             await self._store.look(lambda view: self._advise_offer(view, now_us(), offer, proposal, answer))

@@ -447,6 +447,15 @@ def test_help_imports_typer_and_no_command(tmp_path: Path, args: tuple[str, ...]
     assert len(own_modules(modules)) <= 14, own_modules(modules)
 
 
+def test_a_run_of_the_offline_reader_loads_no_http_library_and_draws_nothing_in_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "lease.md").write_text("The rent of the flat is 900 euros.\n")
+    command = ("run", "researcher", "What is the rent of the flat?", "--workspace", str(tmp_path / "folder"))
+    modules = modules_of(tmp_path / "data", *command, "-m", "offline/extractive", "--yes")
+    assert "ava_server.models.offline" in modules
+    assert not packages_of_others(modules) & {"httpx2", "httpcore2", "h11", "markdown_it"}
+
+
 def test_makes_checks_only_of_options_that_are_given(tmp_path: Path) -> None:
     assert "typer._adapters" not in modules_of(tmp_path, "status", "--once")
     assert "typer._adapters" in modules_of(tmp_path, "status", "--once", "--url", "x")
