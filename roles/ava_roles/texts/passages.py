@@ -250,6 +250,7 @@ class _Stems(dict[str, int]):
         self._stemmers = tuple(stemmers)
         self._numbers: dict[str, int] = {}
         self._beginnings: set[str] = set()
+        self._firsts: set[str] = set()
         self._left = _MAX_STEMMED
 
     def learn(self, word: str, number: int) -> bool:
@@ -261,6 +262,7 @@ class _Stems(dict[str, int]):
         for key in keys:
             for form in (key, *irregular.get(key, ())):
                 self._beginnings.add(form[:_BEGINNING])
+                self._firsts.add(form[:1])
         return True
 
     def __missing__(self, token: str) -> int:
@@ -268,11 +270,14 @@ class _Stems(dict[str, int]):
         number = -1
         beginning = _beginning_without_marks(token)
         # Cheap, and most tokens begin like no word of the question.
-        if any(beginning[:length] in self._beginnings for length in range(_BEGINNING, 0, -1)):
+        if beginning[:1] in self._firsts and self._begins_like_word(beginning):
             number = self._number_of(token)
         if len(self) < _MAX_KNOWN:
             self[token] = number
         return number
+
+    def _begins_like_word(self, beginning: str) -> bool:
+        return any(beginning[:length] in self._beginnings for length in range(_BEGINNING, 0, -1))
 
     def _number_of(self, token: str) -> int:
         for key in self._keys(token):
@@ -392,8 +397,10 @@ def language_of(text: str, least: int = 2) -> str | None:
     if len(wide) > sum(map(str.isalpha, text)) / 2:
         return _language_of_wide("".join(wide))
     counts: Counter[str] = Counter()
+    languages = _languages_by_filler()
     for word in _WORD.findall(text):
-        counts.update(_languages_by_filler().get(word, ()))
+        for language in languages.get(word, ()):
+            counts[language] += 1
     if not counts:
         return None
     (language, count), *others = counts.most_common(2)
@@ -638,13 +645,12 @@ def record_factor(path: str) -> float:
 
 def filler_share(text: str) -> float:
     """Return the share of filler words in a text, high in prose; texts in scripts without spaces count as prose."""
-    words = [word.lower() for word in _LETTERS.findall(text)]
+    words = list(map(str.lower, _LETTERS.findall(text)))
     if not words:
         return 0.0
     if len(_WIDE.findall(text)) > len(words):
         return _UNSPACED_SHARE
-    fillers = filler_words()
-    return sum(word in fillers for word in words) / len(words)
+    return sum(map(filler_words().__contains__, words)) / len(words)
 
 
 def _prose_factor(text: str, fillers: float) -> float:
@@ -724,7 +730,9 @@ def split_passages(text: str, first: int = 1) -> Generator[FilePassage]:
 def _cut(lines: Sequence[str], following: str) -> tuple[int, int]:
     """Return how many of the lines a full passage has, and with which of them the next one begins."""
     whole = len(lines), len(lines)
-    last = max((at for at, line in enumerate(lines) if line.strip()), default=0)
+    last = len(lines) - 1
+    while last and not lines[last].strip():
+        last -= 1
     if last and _ANNOUNCES.fullmatch(lines[last]):
         return last, last
     if last < len(lines) - 1 or _BEGINS_ITEM.match(following):

@@ -35,8 +35,9 @@ class Asked(NamedTuple):
 
 class _Entry(NamedTuple):
     kind: str
+    words: str
+    first: str  # of its words
     size: int  # in words
-    pattern: re.Pattern[str]
     stays: bool
     """Whether it is only read: hiragana has no borders (`どう` stands in `ぶどう酒`), and alone is never searched."""
 
@@ -47,7 +48,9 @@ def asked_in(language: str, question: str) -> Asked:
     kind = ""
     rest = question
     for entry in _entries().get(language, ()):
-        match = entry.pattern.search(rest)
+        if entry.first not in rest:  # most patterns are never compiled
+            continue
+        match = _pattern(entry.words).search(rest)
         if match is None:
             continue
         found += entry.size
@@ -77,12 +80,14 @@ def _entries() -> dict[str, list[_Entry]]:
     by_language: dict[str, list[_Entry]] = {}
     longest_first = sorted(entries_of_list(), key=lambda entry: -len(entry[2]))
     for language, kind, words in longest_first:
-        size = len(words.replace(_BETWEEN, " ").split())
-        entry = _Entry(kind, size, _pattern(words), _HIRAGANA.fullmatch(words) is not None)
+        single_words = words.replace(_BETWEEN, " ").split()
+        stays = _HIRAGANA.fullmatch(words) is not None
+        entry = _Entry(kind, words, single_words[0], len(single_words), stays)
         by_language.setdefault(language, []).append(entry)
     return by_language
 
 
+@cache
 def _pattern(words: str) -> re.Pattern[str]:
     """Return a pattern with a group for each row of words without a gap."""
     if _UNSPACED.search(words):
