@@ -6,7 +6,8 @@ The folder is made of manuals and package documentation that Debian installs, in
 text, gzip, man pages), and their words as Word, Excel, PowerPoint, PDF, email and notebook files. With `--folder`, the
 questions go to a folder of yours. Each question is one call of `search_and_read` in a process of its own, with the
 texts that were kept by the one before; `--seconds` is what its run has left, of which a call takes half. What a server
-loads before its first search, 0.15 s, is loaded before the clock starts; parsers start within the question.
+loads before its first search, 0.15 s, is loaded before the clock starts; parsers start within the question. A last row
+has a later question by `ava run`, with the start of Python and of all that it starts: the median of five.
 
 python-pptx and reportlab make the documents; they are installed by hand, as Ava does not need them.
 """
@@ -20,6 +21,7 @@ import json
 import os
 import random
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -38,6 +40,10 @@ FRESH_S = 2.1
 """Files that are younger are read again with each question."""
 SHARE = 0.1
 """What a later question may take of the first one's processor time."""
+COMMAND_S = 0.8
+"""And what processor time it may take by `ava run`, with 59 small files."""
+NO_ANSWER = 17
+"""The exit code of a run that found none."""
 QUESTIONS = (
     "How is a damaged file repaired?",
     "Which option shows hidden files?",
@@ -218,6 +224,28 @@ def answer(folder: Path, store: Path, question: str, seconds: float) -> None:
     print(json.dumps(figures))
 
 
+def ask_by_command(folder: Path, root: Path) -> dict[str, object]:
+    """Ask by `ava run` until the texts are kept, then five questions; return what one of these costs.
+
+    Its modules are compiled, as they are where Ava is installed.
+    """
+    environment = {**os.environ, "AVA_DATA_ROOT": str(root / "data"), "PYTHONPYCACHEPREFIX": str(root / "compiled")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, "-P", "-m", "ava_server", "run", "researcher"]
+    options = ["--workspace", str(folder), "--model", "offline/extractive", "--yes"]
+    times: list[tuple[float, float]] = []
+    for question in QUESTIONS[:6]:
+        started, began = processor_s(), time.monotonic()
+        done = subprocess.run(
+            [*command, question, *options], env=environment, capture_output=True, text=True, check=False
+        )
+        times.append((processor_s() - started, time.monotonic() - began))
+        if done.returncode not in (0, NO_ANSWER):
+            raise SystemExit(done.stderr[-2_000:])
+    processor, seconds = (statistics.median(column) for column in zip(*times[1:], strict=True))
+    return {"seconds": round(seconds, 2), "processor": round(processor, 3)}
+
+
 def processor_s() -> float:
     """Return the processor time of this process and of its children that ended, in seconds."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -252,6 +280,7 @@ def main() -> None:
             os.utime(changed, (OLD + 9, OLD + 9))
             time.sleep(FRESH_S)
             rows["after one change"] = ask(folder, store, "Has the zeppelin landed?", args.seconds)
+        rows["by ava run"] = ask_by_command(folder, Path(made))
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         count = sum(path.is_file() for path in folder.rglob("*"))
         print(f"{count:,} files, {size / 1e6:.0f} MB; texts kept: {store.stat().st_size / 1e6:.0f} MB")
@@ -259,10 +288,12 @@ def main() -> None:
         for name, row in rows.items():
             if name.startswith("question "):
                 continue
-            cells = [row["seconds"], row["processor"], row["read"], row["parsers"], row["memory_mb"], row["parser_mb"]]
+            columns = ("seconds", "processor", "read", "parsers", "memory_mb", "parser_mb")
+            cells = [row.get(column, "") for column in columns]
             widths = (8, 8, 8, 8, 7, 10)
             print(f"{name:20}" + "".join(f"{cell!s:>{width}}" for cell, width in zip(cells, widths, strict=True)))
-            print(f"    {row['head']}")
+            if "head" in row:
+                print(f"    {row['head']}")
         if args.json is not None:
             first = float(str(rows["first question"]["processor"]))
             figures = [
@@ -270,6 +301,8 @@ def main() -> None:
                 for name, row in rows.items()
                 if name in ("second question", "tenth question")
             ]
+            by_command = float(str(rows["by ava run"]["processor"]))
+            figures.append(Figure("a later question by ava run, processor time", by_command, "s", goal=COMMAND_S))
             write_json(args.json, figures)
 
 
