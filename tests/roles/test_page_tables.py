@@ -39,7 +39,6 @@ def shown_as_markdown(page: str) -> str:
         ("<tr><td>Zone<td>Sales<tr><td>EUR<td>9,467<tr><td>AOA<td>8", "| Zone: EUR | Sales: 9,467 |"),
         ("<tr><th>Name<th>Town<tr><td>Ann<td>Ulm", "| Name: Ann | Town: Ulm |"),
         (HEADS + EUR.replace("<td>EUR</td>", "<th>EUR</th>"), EUR_SHOWN),
-        (f"<tr><td colspan=3>In 2023</td></tr>{HEADS}{EUR}", EUR_SHOWN),
         (
             "<tr><th rowspan=2>Zone<th colspan=2>2023<tr><th>Sales<th>Share" + EUR,
             "| Zone: EUR | 2023 / Sales: 9,467 | 2023 / Share: 3% |",
@@ -85,6 +84,23 @@ def test_a_table_without_certain_heads_stays_as_it_is(table: str) -> None:
     assert "Zone: " not in text and "Sales: " not in text and "Name: " not in text
 
 
+@pytest.mark.parametrize(
+    ("above", "title"),
+    [
+        ("<caption>Sales in <b>2023</b></caption>", "Sales in 2023 · "),
+        ("<tr><td colspan=3>In 2023</td></tr>", "In 2023 · "),
+        ("<caption>Sales</caption><tr><th colspan=3>In 2023</th></tr>", "Sales · In 2023 · "),
+        (f"<caption>{'long ' * 60}</caption>", f"{('long ' * 12)[:59]}… · "),
+        ("<caption> </caption>", ""),
+    ],
+)
+def test_a_row_has_the_title_of_its_table(above: str, title: str) -> None:
+    row = f"| {title}Zone: EUR | Sales: 9,467 | Share: 3% |"
+    assert row in shown(f"<p>before</p><table>\n{above}\n{HEADS}\n{EUR}</table>").split("\n")
+    assert row in shown(f"<table>\n{above}\n{HEADS}\n{EUR}</table><table>{HEADS}{AOA}</table>")
+    assert EUR_SHOWN in shown(f"<table>{above}{HEADS}{AOA}</table><table>\n{HEADS}\n{EUR}</table>").split("\n")
+
+
 def test_a_table_in_a_table_for_layout_has_its_heads() -> None:
     page = f"<table><tr><td>menu<td><table>{HEADS}{EUR}</table></table>"
     assert EUR_SHOWN in shown(page)
@@ -96,6 +112,25 @@ def test_two_tables_beside_each_other_have_their_own_heads() -> None:
     for page in (f"<table>{HEADS}{EUR}</table><table>{towns}</table>", f"<table>{towns}</table><table>{HEADS}{EUR}"):
         for text in (shown(page), shown_as_markdown(page)):
             assert EUR_SHOWN in text and "| Town: Ulm | Costs: 7 |" in text
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "<table><tr><td>Menu<td>Welcome<tr><td>News<td><p>one</p><p>two</p></table>",
+        "<table><tr><td>Menu<td>Welcome<tr><td>News<td>one<br>two</table>",
+        f"<table><tr><td>Menu<td>Welcome<tr><td>News<td>{'long ' * 100}</table>",
+    ],
+)
+def test_a_table_for_the_layout_of_a_page_keeps_its_lines(table: str) -> None:
+    assert shown(table) == read_page_text(table, keep_lines=True).text
+    assert shown_as_markdown(table) == read_page_text(table).text
+
+
+def test_a_cell_above_an_empty_row_is_no_title_of_a_table_without_heads() -> None:
+    table = "<table><tr><td>Welcome<tr><td></td><td></td><tr><td>menu<td>content<tr><td>a<td>b</table>"
+    assert shown(table) == read_page_text(table, keep_lines=True).text
+    assert "Welcome ·" not in shown_as_markdown(table)
 
 
 def test_a_row_on_several_lines_stands_in_the_line_in_which_it_begins() -> None:

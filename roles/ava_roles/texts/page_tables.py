@@ -22,6 +22,8 @@ HEADS_LINE = "|:--|"
 """How the line below each row of heads begins where a table's heads are certain."""
 ROW_CHARS = 2_400
 """The longest row with heads outside a sheet; a longer one would be cut, at columns that it does not have."""
+_CELL_CHARS = 300
+"""The longest cell of a table that names no heads; one with longer texts is for the layout of a page."""
 _COLUMNS = 200
 _HEAD_ROWS = 4
 
@@ -133,6 +135,9 @@ class PageTable:
         if heads is None or any(len(text) > ROW_CHARS for text in self._texts_of_rows()):
             self._take_marks_away()
             return
+        if not heads and self._is_for_layout(keep_lines):
+            self._take_marks_away()
+            return
         for row in heads:
             self._parts[row.at] = HEAD_ROW
         self._mark(TABLE_END)
@@ -167,6 +172,15 @@ class PageTable:
         ends = [row.at for row in self._rows[1:]]
         for row, end in zip(self._rows, [*ends, len(self._parts)], strict=True):
             yield "".join(self._parts[row.at : end])
+
+    def _is_for_layout(self, keep_lines: bool) -> bool:
+        """Tell whether a cell has more than a value: a long text, or several lines, which its row would lose."""
+        for mark, text in split_marks("".join(self._parts[self._begin :])):
+            if mark not in (CELL, NEXT_CELL):
+                continue
+            if len(text) > _CELL_CHARS or (not keep_lines and "\n" in text.strip()):
+                return True
+        return False
 
     def _take_marks_away(self) -> None:
         for at in self._marks:

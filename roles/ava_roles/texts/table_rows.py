@@ -207,22 +207,34 @@ def _rows_of_csv(lines: Sequence[str]) -> Iterator[_Row]:
 
 
 def _with_heads_for_marks(text: str, room: HeadRoom) -> str:
-    """Return the text of a page without marks; a row that gets heads stands in the line in which it begins."""
+    """Return the text of a page without marks; a row that gets heads stands in the line in which it begins.
+
+    A row of a table with a title, its caption or a single cell above its heads, has that, too.
+    """
     if TABLE not in text:
         return text
     shown: list[str] = []
+    caption = ""
     tables: list[list[_Row]] = []
+    titles: list[str] = []
     for number, piece in enumerate(_rows_and_others(split_marks(text))):
         mark = piece[0].mark
         shown.append("".join(" | " * (mark == NEXT_CELL) + text for mark, text in piece))
-        if mark == TABLE or (mark == HEAD_ROW and not (tables[-1] and tables[-1][-1].is_head)):
+        if mark == TABLE:
+            caption = piece[0].text
             tables.append([])
+            titles.append(_title("", [caption]))
+        elif mark == HEAD_ROW and not (tables[-1] and tables[-1][-1].is_head):
+            above = _only_cells(tables[-1])
+            tables.append([])
+            titles.append(_title("", [caption, *above]))
         if mark in (ROW, HEAD_ROW):
             [(is_head, cells)] = rows_of(piece)
-            tables[-1].append(_Row(number, len(tables[-1]), cells, is_head))
+            if any(cells):
+                tables[-1].append(_Row(number, len(tables[-1]), cells, is_head))
     with_heads = list(shown)
-    for rows in tables:
-        _give_heads(with_heads, rows, "", False, room)
+    for rows, title in zip(tables, titles, strict=True):
+        _give_heads(with_heads, rows, title, False, room)
     for number, (old, new) in enumerate(zip(shown, with_heads, strict=True)):
         if old is not new:
             with_heads[number] = _on_lines_of(old, new)
@@ -242,6 +254,13 @@ def _rows_and_others(pieces: Iterable[MarkedText]) -> Iterator[list[MarkedText]]
     yield some
 
 
+def _only_cells(rows: Sequence[_Row]) -> list[str]:
+    """Return the cells of rows that have one each, which are a title; nothing if one has more."""
+    if any(len(row.filled) > 1 for row in rows):
+        return []
+    return [cell for row in rows for cell in row.cells if cell]
+
+
 def _on_lines_of(old: str, row: str) -> str:
     """Return a row in the line in which an old text begins, with as many lines as that has."""
     begins = len(old) - len(old.lstrip())
@@ -256,7 +275,7 @@ def _on_lines_of(old: str, row: str) -> str:
 def _give_heads(lines: list[str], rows: list[_Row], title: str, is_sheet: bool, room: HeadRoom) -> None:
     """Write the rows of one table anew, each with its heads."""
     if rows and rows[0].is_head:
-        _give_known_heads(lines, rows, room)
+        _give_known_heads(lines, rows, title, room)
         return
     table = _Table()
     pending: list[str] = []
@@ -282,14 +301,14 @@ def _give_heads(lines: list[str], rows: list[_Row], title: str, is_sheet: bool, 
                 lines[row.line] = line
 
 
-def _give_known_heads(lines: list[str], rows: Sequence[_Row], room: HeadRoom) -> None:
+def _give_known_heads(lines: list[str], rows: Sequence[_Row], title: str, room: HeadRoom) -> None:
     """Write the rows below those that are known to be heads anew, but for one with a single cell, a title."""
     head_rows = [row for row in rows if row.is_head]
     heads = _heads_of(head_rows, may_be_shifted=False)
     for row in rows[len(head_rows) :]:
         if len(row.filled) < 2:
             continue
-        line = _with_heads(row, heads, "", False, room)
+        line = _with_heads(row, heads, title, False, room)
         if line is not None:
             lines[row.line] = line
 
