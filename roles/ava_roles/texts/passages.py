@@ -24,10 +24,15 @@ from ava_roles.texts.question_words import asked_in
 
 _MAX_WORDS = 30
 UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u3005"
-_WORD = re.compile(rf"[{UNSPACED}]+|[^\W_{UNSPACED}]+")
+_MARKS = (
+    "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0963\u0971-\u0dff\u1000-\u109f"
+)
+"""Vowels and other signs within words that `\\w` does not have (Hebrew, Arabic, the scripts of India and Burma)."""
+_WORD = re.compile(rf"[{UNSPACED}]+|(?:[^\W_{UNSPACED}]+[{_MARKS}]*)+")
 """A word, or a run of signs without blanks between words, beside which one may stand: `2020年のGDP`."""
 _UNSPACED_RUN = re.compile(f"[{UNSPACED}]+")
-_UNSPACED_OR_NOT = re.compile(rf"[{UNSPACED}]+|[^{UNSPACED}\s]+")
+_UNSPACED_LETTERS = re.compile("[\u0e00-\u0eff\u1780-\u17ff]")
+_LETTERS_NEAR = 6
 _IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff]")
 _HIRAGANA = re.compile(r"[\u3040-\u309f\u30fc]+")
 _BROKEN = re.compile(f"(?<=[{UNSPACED}])\\s+(?=[{UNSPACED}])")
@@ -38,11 +43,17 @@ _LANGUAGES_MOST = 3
 _NEAR_WORDS = 3
 _BEGINNING = 3
 """Letters that a word and its stem have in common."""
+_DIGIT = re.compile(r"\d")
 _MAX_KNOWN = 1_000_000
 _MAX_STEMMED = 10_000
 """How many words of texts are stemmed: a hostile text has many that begin like one of the question."""
 _MAX_STEMMED_CHARS = 40
-_SCRIPTS = {"russian": re.compile("[а-яё]"), "greek": re.compile("[α-ω]"), "korean": re.compile("[가-힣]")}
+_SCRIPTS = {
+    "russian": re.compile("[а-яё]"),
+    "greek": re.compile("[α-ω]"),
+    "korean": re.compile("[가-힣]"),
+    "hindi": re.compile("[\u0904-\u0939]"),
+}
 
 
 @cache
@@ -220,7 +231,11 @@ def index_terms(text: str) -> set[str]:
 
 def _neighbours(text: str) -> set[str]:
     """Return each two words, or characters without spaces, that stand beside each other in a text in lower case."""
-    return {f"{first} {second}" for first, second in pairwise(_WORD.findall(text))} | _unspaced_terms(text)
+    near = {f"{first} {second}" for first, second in pairwise(_WORD.findall(text))}
+    for run in _UNSPACED_RUN.findall(_BROKEN.sub("", text)):
+        size = _LETTERS_NEAR if _UNSPACED_LETTERS.match(run) else 2
+        near.update(run[at : at + size] for at in range(len(run) - size + 1))
+    return near
 
 
 def _unspaced_terms(text: str) -> set[str]:
@@ -286,7 +301,7 @@ class _Stems(dict[str, int]):
         return -1
 
     def _keys(self, word: str) -> set[str]:
-        if not self._left or len(word) > _MAX_STEMMED_CHARS or not word.isalpha():
+        if not self._left or len(word) > _MAX_STEMMED_CHARS or _DIGIT.search(word):
             return {_without_marks(word)}
         self._left = max(self._left - len(self._stemmers), 0)
         return {_without_marks(stem(word)) for stem in self._stemmers}
@@ -308,7 +323,7 @@ def _split(text: str) -> Iterable[str]:
         if has_extra("languages"):
             language = "ja" if _HIRAGANA.search(text) else "zh"
             breaker: Iterable[str] = load("languages").WordBreaker(token, language)
-            yield from _join_characters(filter(str.isalnum, breaker))
+            yield from _join_characters(word for word in breaker if any(map(str.isalnum, word)))
         else:
             yield from _pairs(token)
 
@@ -343,11 +358,8 @@ def _pairs(token: str) -> Iterable[str]:
 
     Filler words and hiragana, which ends a Japanese word, are left out first.
     """
-    for part in _UNSPACED_OR_NOT.findall(_unspaced_fillers().sub(" ", token)):
-        if _UNSPACED_RUN.match(part) is None or len(part) == 1:
-            yield part
-        else:
-            yield from map("".join, pairwise(part))
+    for run in _UNSPACED_RUN.findall(_unspaced_fillers().sub(" ", token)):
+        yield from _pairs_or_all(run)
 
 
 @cache
@@ -365,7 +377,7 @@ def _is_telling(word: str) -> bool:
 
 def _without_fillers(words: Sequence[str], languages: Sequence[str]) -> list[str]:
     """Return the words that mean something in a question in these languages."""
-    fillers = frozenset[str]().union(*(_fillers()[language] for language in languages))
+    fillers = frozenset[str]().union(*(_fillers().get(language, ()) for language in languages))
     return [word for word in words if word not in fillers and _is_telling(word)]
 
 

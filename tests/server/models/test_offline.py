@@ -287,10 +287,22 @@ FORMS = [
         "Children who lose a ticket travel free.",
         "The pier is old and made of wood.",
     ),
+    (
+        "पुस्तकालय में कितनी किताबें हैं?",
+        "पुस्तकालय की हर किताब नीचे के कमरे में है।",
+        "पस्तक लय का कतबा हमारे गाँव के मेले में मिला।",
+    ),
+    (
+        "ห้องสมุดประชาชนเปิดกี่โมง",
+        "ห้องสมุดประชาชนเปิดเวลาเก้าโมงเช้าทุกวัน",
+        "ร้านค้าในตลาดขายผลไม้และดอกไม้ในราคาถูก",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("question", "answer", "other"), FORMS, ids=["de", "fr", "ru", "zh", "ja", "en", "irregular"])
+@pytest.mark.parametrize(
+    ("question", "answer", "other"), FORMS, ids=["de", "fr", "ru", "zh", "ja", "en", "irregular", "hi", "th"]
+)
 async def test_finds_words_in_other_forms_and_scripts(tmp_path: Path, question: str, answer: str, other: str) -> None:
     result = await asked(tmp_path, question, right__txt=answer, other__txt=other)
     assert [finding["source_url"] for finding in result["findings"]] == ["right.txt:1"]
@@ -303,6 +315,14 @@ async def test_finds_pairs_of_characters_without_the_extra_for_languages(
 ) -> None:
     monkeypatch.setattr("ava_roles.texts.passages.has_extra", lambda _name: False)
     await test_finds_words_in_other_forms_and_scripts(tmp_path, question, answer, other)
+
+
+def test_vowel_signs_belong_to_words_and_letters_beside_each_other_in_any_thai_text_tell_nothing() -> None:
+    query = Query("แมนนิงเล่นให้ทีมอะไร")
+    assert "ให้" in query.words and "เล่น" in query.words
+    assert Query("कितनी किताबें").matches("हर किताब").counts[-1] == 1
+    assert query.nearness("แมนนิงเล่นให้ทีมโคลต์") > 0.5
+    assert query.nearness("เมื่อวานนี้อากาศดีมากและเด็กเล็กให้อาหารปลาอยู่ในสวน") < 0.1
 
 
 async def test_words_found_nowhere_are_named_beside_what_was_found(tmp_path: Path) -> None:
