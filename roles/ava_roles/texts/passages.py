@@ -495,6 +495,7 @@ _NO_SYMBOL = re.compile(r"[\w\s.,;:!?'\"()\u2010-\u2027\u3000-\u303f\uff00-\uff6
 _ENTRY = re.compile(r"(?<![\w.])\d+(?:\.\d+)+\.?\s")
 _ENTRY_CHARS = 150
 """A table of contents has at least one entry in this many characters."""
+_ROW = re.compile(r"^\| ", re.MULTILINE)
 _RECORDS = re.compile(r"(?:^|/)(?:changelog|changes|copyright|news|todo)[^/]*$", re.IGNORECASE)
 _RECORD_FACTOR = 0.6
 _HANGUL = re.compile(r"[\uac00-\ud7af]")
@@ -666,7 +667,12 @@ def filler_share(text: str) -> float:
 
 
 def _prose_factor(text: str, fillers: float) -> float:
-    """Return 1 for prose, and less the more a text looks like code or a list of names; `fillers` is its share."""
+    """Return 1 for prose and tables, less the more a text looks like code or a list of names.
+
+    `fillers` is its share of filler words.
+    """
+    if 2 * len(_ROW.findall(text)) > text.count("\n"):
+        return 1.0
     if not fillers:
         return _LEAST_PROSE
     filler_factor = min(fillers / _PROSE_FILLERS, 1.0)

@@ -320,8 +320,6 @@ def _number(digits: str) -> int:
 # -- which of them fit best -------------------------------------------------------------------------------------------
 
 QUOTE_CHARS = 800
-ROWS_CHARS = 240
-"""Most characters of rows that are quoted of a sheet, unless one row has more: a row stands for itself."""
 _FAR_BELOW = 1 / 8
 """A passage whose rank is below this share of the best rank is not shown."""
 _AROUND = 0.3
@@ -440,8 +438,9 @@ def _ranked_pieces(found: Iterable[Passage], query: Query, weigh: Weighing) -> I
 
 
 def _form(text: str) -> float:
-    """Return how much a text looks like an explanation: whole paragraphs of prose with many filler words."""
-    explains = math.pow(min(max(filler_share(text), _LEAST_FILLERS), _MOST_FILLERS), _EXPLAINING)
+    """Return how much a text looks like an explanation: whole paragraphs of prose with many filler words, or rows."""
+    fillers = _MOST_FILLERS if text.startswith("|") else filler_share(text)
+    explains = math.pow(min(max(fillers, _LEAST_FILLERS), _MOST_FILLERS), _EXPLAINING)
     return explains * math.pow(1 + text.count("\n\n"), _PARAGRAPHS)
 
 
@@ -591,12 +590,7 @@ def pieces(passage: Passage) -> Iterator[Passage]:
         limit = min(start + QUOTE_CHARS, next_section)
         quotable = [end for end in ends if start < end <= limit]
         if quotable:
-            preferred_chars = QUOTE_CHARS
-            if _is_in_row(passage.text, start):  # as many rows as fit, or a longer one that fits a quote
-                preferred_chars = ROWS_CHARS
-            short = [end for end in quotable if end <= start + preferred_chars]
-            end = short[-1] if short else quotable[0]
-            yield from _piece(passage, start, end)
+            yield from _piece(passage, start, quotable[-1])
             continue
         # A sentence longer than a quote is cut into several pieces.
         sentence_end = min(each for each in ends if each > start)
