@@ -39,6 +39,9 @@ _BROKEN = re.compile(f"(?<=[{UNSPACED}])\\s+(?=[{UNSPACED}])")
 """White space inside text without spaces: lines are broken anywhere there."""
 _PARTICLE = re.compile(r"(?<=[가-힣]{2})(?:에서|으로|까지|부터|에게|은|는|이|가|을|를|에|의|로|와|과|도)$")
 _ENDING = re.compile(_PARTICLE.pattern + r"|(?<=[\u4e00-\u9fff]{2})[\u3040-\u309f]+$")
+_CAPITAL = "[A-ZÀ-ÖØ-ÞΑ-ΩА-Я]"
+_NAME = re.compile(rf"(?<=[\w,;:)] ){_CAPITAL}\w+(?: {_CAPITAL}\w+)+")
+"""Capitalised words in a row, not at the beginning of a sentence."""
 _LANGUAGES_MOST = 3
 _NEAR_WORDS = 3
 _BEGINNING = 3
@@ -48,6 +51,7 @@ _MAX_KNOWN = 1_000_000
 _MAX_STEMMED = 10_000
 """How many words of texts are stemmed: a hostile text has many that begin like one of the question."""
 _MAX_STEMMED_CHARS = 40
+_PART_LEAST = 5
 _SCRIPTS = {
     "russian": re.compile("[а-яё]"),
     "greek": re.compile("[α-ω]"),
@@ -105,16 +109,19 @@ class Query:
     """The words of a question that count, at most 30, in lower case; only without others fillers (not `telling`).
 
     Question words count only in a question that has no other telling words. `kind`: what kind of answer they ask for,
-    one of those of `question_words`, or empty. `text`: the question, in lower case. `is_list`: all of its words count,
-    as in "zebra, marzipan".
+    one of those of `question_words`, or empty. `text`: the question, in lower case. `names`: its names of several
+    words, in lower case. `is_list`: all of its words count, as in "zebra, marzipan".
     """
 
     def __init__(self, text: str) -> None:
+        names = _NAME.findall(text)
         text = _fold_width(text).lower()
         self.text = text
         self._neighbours = _neighbours(text)
         written = list(dict.fromkeys(_split(text)))
         languages = _languages(written, text)
+        # In German, every noun has a capital.
+        self.names = () if "german" in languages else tuple(name.lower() for name in names)
         asked = [asked_in(language, text) for language in languages]
         self.kind = next((each.kind for each in asked if each.kind), "")
         subject = dict.fromkeys(_split(_where_all_agree([each.rest for each in asked])))
@@ -167,6 +174,26 @@ class Query:
         """Return the share of the question's pairs of neighbouring words, fillers too, that a text has; from 0 to 1."""
         found = self._neighbours & _neighbours(_fold_width(text).lower())
         return len(found) / max(len(self._neighbours), 1)
+
+    def likeness(self, text: str, weights: Sequence[float]) -> float:
+        """Return how much of the question a text has, from 0 to 1; of a word that it lacks, its longest part counts.
+
+        So `Mannschaften` counts in part where `Sportmannschaft` stands. A part has at least five letters, and as much
+        of the word as it is long. A very rare word weighs no more than a rare one.
+        """
+        counts = self.matches(text).counts
+        text = _without_marks(_fold_width(text).lower())
+        weights = [min(weight, _MAX_WEIGHT) for weight in weights]
+        has = sum(
+            weight * (1.0 if count else _longest_part(_without_marks(word), text))
+            for word, weight, count in zip(self.words, weights, counts, strict=True)
+        )
+        return has / max(sum(weights), 0.001)
+
+    def number_of(self, counts: Sequence[int]) -> float:
+        """Return how many of the words have a count; those without blanks between them, which overlap, count half."""
+        sizes = (0.5 if _UNSPACED_RUN.search(word) else 1.0 for word in self.words)
+        return sum(size for size, count in zip(sizes, counts, strict=True) if count)
 
     @property
     def beginnings(self) -> frozenset[str]:
@@ -462,6 +489,14 @@ def _snowball() -> Any:
 
 def _fold_width(text: str) -> str:
     return text if text.isascii() else unicodedata.normalize("NFKC", text)
+
+
+def _longest_part(word: str, text: str) -> float:
+    """Return the length of the longest part of a word that a text has, as a share of the word's; short ones are 0."""
+    for length in range(len(word), _PART_LEAST - 1, -1):
+        if any(word[start : start + length] in text for start in range(len(word) - length + 1)):
+            return length / len(word)
+    return 0.0
 
 
 def _beginning_without_marks(word: str) -> str:

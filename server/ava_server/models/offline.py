@@ -195,9 +195,6 @@ _URL = re.compile(r"https?://[^\s<>\"'`|]+")
 _FILE = re.compile(r"(?<![\w/:.@-])(?:[\w.-]+/)*[\w-][\w.-]*\.[A-Za-z][A-Za-z0-9]{0,7}(?![\w/])")
 _NO_FILE = re.compile(r"\w\.\w|[^/]+\.(?:com|org|net|io|ai|eu|de|app)")  # e.g., i.e., a site's name
 _MATERIAL = re.compile(r"\b(?:these|this|those) (?:files?|folders?|documents?|texts?|pages?|docs)\b", re.IGNORECASE)
-_CAPITAL = "[A-ZÀ-ÖØ-ÞΑ-ΩА-Я]"
-_NAME = re.compile(rf"(?<=[\w,;:)] ){_CAPITAL}\w+(?: {_CAPITAL}\w+)+")
-"""Capitalised words in a row, not at the beginning of a sentence."""
 _CONTEXT = re.compile(r"^## Task context\n\n(.*)^## (?:Limits|Capabilities)$", re.DOTALL | re.MULTILINE)
 _LAST_TURN = re.compile(r"\bonly submit_result\b", re.IGNORECASE)
 
@@ -282,7 +279,7 @@ def _result(task: str, results: list[ToolTurn]) -> tuple[dict[str, Any], Sequenc
     if query.telling:
         everything = list(chain.from_iterable(by_tool.values()))
         best = best_passages(everything, query, spread, QUOTES_MOST)
-        if best.fits and (best.sentence >= _LEAST_SENTENCE or _has_names(task, everything)):
+        if best.fits and (best.sentence >= _LEAST_SENTENCE or _has_names(query, everything)):
             return _found_answer(best.pieces, query, spread, results), best.pieces
     else:
         by_tool.pop(SEARCH, None)
@@ -417,11 +414,10 @@ def _missing(query: Query, spread: Spread, chosen: Sequence[Passage]) -> list[st
     return [word for word, in_texts, in_name in counts if not in_texts and not in_name]
 
 
-def _has_names(task: str, found: list[Passage]) -> bool:
-    """Tell whether each name of several words in a task stands in a passage: its words apart mean something else."""
+def _has_names(query: Query, found: list[Passage]) -> bool:
+    """Tell whether each name of several words stands in a passage: its words apart mean something else."""
     texts = [" ".join(passage.text.lower().split()) for passage in found]
-    names = [name.lower() for name in _NAME.findall(_question(task))]
-    return all(any(name in text for text in texts) for name in names)
+    return all(any(name in text for text in texts) for name in query.names)
 
 
 def _lacking(missing: list[str]) -> list[str]:

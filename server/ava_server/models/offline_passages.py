@@ -340,12 +340,10 @@ _PARAGRAPHS = 0.1
 """The weight of the number of paragraphs, as an exponent."""
 _LATER = 0.4
 """How much less a piece counts at the end of its passage than at the beginning."""
-_SENTENCE_FIT, _NEAR_FIT = 1.5, 1.2
-"""The weights of the best sentence, and of the words that stand beside each other as in the question, in the fit."""
-_WORD, _WORDS_MOST = 0.12, 6
+_WORD, _WORDS_MOST = 0.1, 6
 """What each word of the question that one piece has adds to the fit, and for how many words at most."""
-_LEAST_FIT = 1.5
-"""The least fit of an answer. It and the weights were chosen on half of 1,250 questions (`benchmarks/HISTORY.md`)."""
+_LEAST_FIT = 1.3
+"""The least fit of an answer, chosen on questions with and without one (`benchmarks/HISTORY.md`)."""
 _LEAST_WHOLE, _LISTS_WORDS = 0.95, 8
 """Or how much of a list of subjects all pieces need together; so many words of a question may be such a list, too."""
 _FENCED = 0.5
@@ -382,17 +380,16 @@ class BestPassages:
 
     pieces: Sequence[Passage] = ()  # the best first
     sentence: float = 0.0  # the most of the question that one sentence has, from 0 to 1
-    piece: float = 0.0  # the most that one piece has
-    whole: float = 0.0  # what the pieces have together
-    words: int = 0  # the largest number of the question's words in one piece, each counted alike
+    likeness: float = 0.0  # what the best piece has, parts of words counted too
     nearness: float = 0.0  # `Query.nearness` of the best piece
+    words: float = 0.0  # `Query.number_of` the words in the piece with most
+    whole: float = 0.0  # what the pieces have together
     may_list: bool = False  # the question may list subjects
 
     @property
     def fits(self) -> bool:
         """Whether they are likely to be an answer. A task may list subjects that only the pieces together have."""
-        fit = _SENTENCE_FIT * self.sentence + self.piece + _NEAR_FIT * self.nearness
-        fit += _WORD * min(self.words, _WORDS_MOST)
+        fit = self.sentence + self.likeness + self.nearness + _WORD * min(self.words, _WORDS_MOST)
         return fit >= _LEAST_FIT or (self.may_list and self.whole >= _LEAST_WHOLE)
 
 
@@ -409,10 +406,10 @@ def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: 
     return BestPassages(
         pieces=chosen,
         sentence=max(together for _, together, piece in ranked if piece in chosen),
-        piece=max(map(weigh.coverage, counts)),
-        whole=weigh.coverage(counts_together),
-        words=max(len(by_word) - by_word.count(0) for by_word in counts),
+        likeness=query.likeness(chosen[0].text, weigh.weights),
         nearness=query.nearness(chosen[0].text),
+        words=max(map(query.number_of, counts)),
+        whole=weigh.coverage(counts_together),
         may_list=query.is_list or len(query.words) >= _LISTS_WORDS,
     )
 

@@ -324,6 +324,15 @@ def test_vowel_signs_belong_to_words_and_letters_beside_each_other_in_any_thai_t
     assert query.nearness("เมื่อวานนี้อากาศดีมากและเด็กเล็กให้อาหารปลาอยู่ในสวน") < 0.1
 
 
+async def test_parts_of_words_count_for_an_answer(tmp_path: Path) -> None:
+    others = {f"f{number}__txt": "Das Wetter war gestern schön, und alle waren im Garten." for number in range(30)}
+    question = "Was fressen Beroiden?"
+    page = "Die Küstenberoiden fressen andere Rippenquallen."
+    assert (await asked(tmp_path, question, page__txt=page, **others))["findings"]
+    page = "Die Gäste fressen wie immer andere Kuchen."
+    assert (await asked(tmp_path, question, page__txt=page, **others))["findings"] == []
+
+
 async def test_words_found_nowhere_are_named_beside_what_was_found(tmp_path: Path) -> None:
     task = "When does the ferry to the northern island leave the harbour with the xylophone?"
     text = "The ferry to the northern island leaves the harbour at noon."
@@ -525,6 +534,13 @@ async def test_a_name_whose_words_stand_only_apart_is_no_answer(tmp_path: Path) 
     assert result["summary"].startswith("No answer found: no passage has enough of") and result["findings"] == []
     result = await asked(tmp_path, question, **others, teams__txt="Microsoft\nTeams is a program.")
     assert result["findings"], "the name is known"
+
+
+async def test_capitals_tell_no_name_in_german(tmp_path: Path) -> None:
+    others = {f"f{number}__txt": "Das Wetter war gestern schön, und alle waren im Garten." for number in range(30)}
+    page = "Der Hafen vergibt Liegeplätze. Die Gebühr im Winter ist halb so hoch."
+    question = "Was kostet ein Liegeplatz, wenn Hafen Gebühr im Winter verlangt?"
+    assert (await asked(tmp_path, question, page__txt=page, **others))["findings"]
 
 
 async def test_the_same_page_in_two_formats_is_shown_once(tmp_path: Path) -> None:
