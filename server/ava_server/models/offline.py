@@ -209,13 +209,13 @@ FOR_A_MODEL = (
 def answer(request: Request) -> Completion:
     """Return the next answer: first tool calls, then the result. Blocks for a moment."""
     task = _task(request)
+    query = Query(_question(task))
     if not answers_before(request) and not _is_last_turn(request):
         calls = _first_calls(task, request)
         if calls:
-            words = _listing(_query(task).words) or "what the task names"
+            words = _listing(query.words) or "what the task names"
             return complete(f"Looking for {words}.", calls, request)
-    result, quoted = _result(task, _tool_turns(request))
-    query = _query(task)
+    result, quoted = _result(query, _tool_turns(request))
     text = "\n".join([result["summary"], *(reason_for(piece, query) for piece in quoted)])
     return complete(text, [(SUBMIT, result)], request)
 
@@ -225,10 +225,6 @@ def _is_last_turn(request: Request) -> bool:
         return False
     last = request.turns[-1]
     return isinstance(last, UserTurn) and _LAST_TURN.search(last.text) is not None
-
-
-def _query(task: str) -> Query:
-    return Query(_question(task))
 
 
 def _question(task: str) -> str:
@@ -268,9 +264,8 @@ def _search_words(task: str, task_and_context: str) -> str:
     return ""
 
 
-def _result(task: str, results: list[ToolTurn]) -> tuple[dict[str, Any], Sequence[Passage]]:
-    """Return the result of a task, and the passages that it quotes as an answer."""
-    query = _query(task)
+def _result(query: Query, results: list[ToolTurn]) -> tuple[dict[str, Any], Sequence[Passage]]:
+    """Return the result of a task with the words of `query`, and the passages that it quotes as an answer."""
     spread = spread_of(query, results)
     by_tool: dict[str, list[Passage]] = {}
     for result in results:

@@ -83,7 +83,7 @@ def _read_from_sources(outputs: Iterable[tuple[int, ToolResult]]) -> list[tuple[
 
 def _rows_with_heads(fact: ToolResult) -> str:
     """Return the sheets of a workbook that was read, with the heads of columns in each row; else an empty text."""
-    if fact.tool != "read_file":
+    if fact.tool != "read_file" or "[sheet " not in fact.output:
         return ""
     shown: list[str] = []
     for passage in passages(fact.tool, fact.output):
