@@ -62,6 +62,24 @@ def test_shows_cells_as_a_workbook_of_today_does() -> None:
     assert found.missing == () and not found.unread
 
 
+@pytest.mark.parametrize(
+    ("value", "code", "shown"),
+    [
+        (0.025, "0%", "3% (exactly 0.025)"),
+        (19.99, "#,##0", "20 (exactly 19.99)"),
+        (1_234_567, "#,##0,", "1,235 (exactly 1234567)"),
+        (2 / 3, "0%", "67% (exactly 0.666666…)"),
+        (-1234.5, "#,##0.00_);[Red](#,##0.00)", "(1,234.50)"),
+        (5_551_234, "000-0000", "555-1234"),
+        (45_000.5, "dd.mm.yyyy", "15.03.2023"),
+        (1.51, "[h]:mm", "36:14"),
+    ],
+)
+def test_a_figure_has_its_exact_value_where_rounding_hides_it(value: float, code: str, shown: str) -> None:
+    shared = number_format(164, code) + style(0) + style(164)
+    assert f"| 2 | {shown} |" in read_xls(old_book(number(1, 0, value, 1), shared=shared)).text()
+
+
 def test_dates_that_count_from_1904() -> None:
     shared = record(0x22, b"\1\0") + style(0) + style(14)
     assert "| 2 | 2027-03-16 |" in read_xls(old_book(number(1, 0, 45_000, 1), shared=shared)).text()

@@ -125,6 +125,14 @@ def test_a_sheet_shows_what_a_person_sees() -> None:
     assert found.missing == ()
 
 
+def test_hidden_columns_are_named_by_their_spans() -> None:
+    pair = '<table:table-column/><table:table-column table:visibility="{}"/><table:table-column table:visibility="{}"/>'
+    columns = pair.format("collapse", "filter")
+    text = read_ods(open_file(sheet(columns * 600, row(cell("1"))), "spreadsheet")).parts[0].text
+    assert "[hidden columns: B to C, E to F, " in text and text.endswith(", and more]")
+    assert text.count(" to ") == 500
+
+
 def test_what_is_beside_the_cells_is_read_or_named() -> None:
     shapes = f"<draw:custom-shape>{p('a box')}</draw:custom-shape><draw:frame><draw:image/></draw:frame>"
     shapes = f"<table:shapes>{shapes}</table:shapes>"

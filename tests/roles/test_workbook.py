@@ -19,7 +19,7 @@ from openpyxl.comments import Comment
 from openpyxl.workbook.defined_name import DefinedName
 from openpyxl.worksheet.worksheet import Worksheet
 from support.foreign.office import DECLARED, book_list, book_parts, pack_parts, relations
-from support.foreign.workbooks import DRAWN, book, book_attacks
+from support.foreign.workbooks import DRAWN, book, book_attacks, only
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Root
@@ -120,6 +120,14 @@ def test_shows_a_sheet_as_a_person_sees_it() -> None:
         "| 3 | total [comment by Ann: not final] | =SUM(B1:B2) |\n"
         "| 5 | North | 1 |\n| 6 | North (cell A5) | 2 |\n[hidden rows: 6]\n[hidden columns: C]"
     )
+
+
+def test_hidden_columns_are_named_by_their_spans() -> None:
+    hidden = [(7, 9), (2, 2), (3, 3), (8, 12), (16_383, 20_000)]
+    columns = "".join(f'<col min="{first}" max="{last}" hidden="1"/>' for first, last in hidden)
+    cell = '<row r="1"><c r="A1"><v>5</v></c></row>'
+    text = read_xlsx(only(f"<cols>{columns}</cols><sheetData>{cell}</sheetData>")()).text()
+    assert text.endswith("[hidden columns: B to C, G to L, XFC to XFD]")
 
 
 def test_names_hidden_sheets_and_what_is_not_read() -> None:

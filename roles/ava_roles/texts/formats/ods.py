@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted, column_letters
+from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.texts.formats.number_format import with_exact
 from ava_roles.texts.formats.opendocument import OpenPackage, OpenReader, count_of, rows_of
 from ava_roles.texts.formats.opendocument_lists import style_elements
@@ -26,8 +26,8 @@ from ava_roles.texts.formats.sheet_table import (
     NAME_CHARS,
     SheetRoom,
     SheetTable,
+    describe_hidden,
     one_line,
-    spans_of,
 )
 from ava_roles.texts.web_page import parsing
 
@@ -56,7 +56,7 @@ class _Sheet:
     table: SheetTable = field(default_factory=SheetTable)
     merged: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
     hidden_rows: list[int] = field(default_factory=list[int])
-    hidden_columns: list[str] = field(default_factory=list[str])
+    hidden_columns: list[int] = field(default_factory=list[int])
     notes: list[str] = field(default_factory=list[str])
 
 
@@ -119,11 +119,7 @@ class _Reader(OpenReader):
         self._read_rows(sheet, element)
         self._room.fill_merged(sheet.table, sheet.merged, title)
         self._room.note_columns(sheet.table, title)
-        below = list(sheet.notes)
-        if sheet.hidden_rows:
-            below.append(f"[hidden rows: {', '.join(spans_of(sheet.hidden_rows))}]")
-        if sheet.hidden_columns:
-            below.append(f"[hidden columns: {', '.join(sheet.hidden_columns[:MOST_NOTES])}]")
+        below = [*sheet.notes, *describe_hidden(sheet.hidden_rows, sheet.hidden_columns)]
         shapes = child(element, "table:shapes")
         boxes = [] if shapes is None else self._apart(shapes)
         below += [f"[text box] {one_line(box)}" for box in boxes[:MOST_NOTES]]
@@ -136,13 +132,8 @@ class _Reader(OpenReader):
         column = 1
         for each in _columns(element):
             count = count_of(each, "number-columns-repeated")
-            if value_of(each, "visibility") in _HIDDEN and column <= LAST_COLUMN:
-                first = column_letters(column)
-                last = column_letters(min(column + count - 1, LAST_COLUMN))
-                if first == last:
-                    sheet.hidden_columns.append(first)
-                else:
-                    sheet.hidden_columns.append(f"{first} to {last}")
+            if value_of(each, "visibility") in _HIDDEN:
+                sheet.hidden_columns += range(column, min(column + count - 1, LAST_COLUMN) + 1)
             column += count
 
     def _read_rows(self, sheet: _Sheet, element: Any) -> None:

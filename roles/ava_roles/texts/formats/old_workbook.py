@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import Any
 
 from ava_roles.errors import ToolFailed
-from ava_roles.texts.extracted import ALL, BIFF_MAGICS, OLE_MAGIC, Extracted, Part, Wanted, column_letters
+from ava_roles.texts.extracted import ALL, BIFF_MAGICS, OLE_MAGIC, Extracted, Part, Wanted
 from ava_roles.texts.formats.addresses import without_scheme
-from ava_roles.texts.formats.number_format import GENERAL, plain_number, show_number
+from ava_roles.texts.formats.number_format import GENERAL, plain_number, show_exactly
 from ava_roles.texts.formats.office import is_encrypted_package
 from ava_roles.texts.formats.sheet_table import (
     CELL_CHARS,
@@ -23,8 +23,8 @@ from ava_roles.texts.formats.sheet_table import (
     SheetRoom,
     SheetTable,
     cell_name,
+    describe_hidden,
     one_line,
-    spans_of,
 )
 from ava_roles.texts.formats.workbook import read_xlsx
 from ava_roles.texts.web_page import PARSING_S, parsing
@@ -208,7 +208,9 @@ class _OldBook:
             self._room.fill_merged(table, merged[: MOST_NOTES * 10], title)
         self._room.note_columns(table, title)
         lines = list(table.lines())
-        below = [*_describe_hidden(sheet), *_links(sheet, table)]
+        hidden_rows = sorted(row + 1 for row, about in sheet.rowinfo_map.items() if about.hidden)
+        hidden_columns = sorted(column + 1 for column, about in sheet.colinfo_map.items() if about.hidden)
+        below = [*describe_hidden(hidden_rows, hidden_columns), *_links(sheet, table)]
         lines += self._room.fitting(below, f"links of sheet {title}")
         for place, comment in comments.items():  # of cells without a value, which no row has
             lines.append(f"{comment[:-1]}; at {place}]")
@@ -237,7 +239,7 @@ class _OldBook:
             code = self._format(cell.xf_index)
             if code == GENERAL:
                 return plain_number(cell.value)
-            return show_number(cell.value, code, bool(self._book.datemode))
+            return show_exactly(cell.value, code, bool(self._book.datemode))
         if cell.ctype == _BOOLEAN:
             return "TRUE" if cell.value else "FALSE"
         if cell.ctype == _ERROR:
@@ -368,27 +370,6 @@ def _without_codes(text: str) -> str:
             while text[position : position + 1].isdigit():
                 position += 1
     return "".join(shown)
-
-
-def _describe_hidden(sheet: Any) -> Iterator[str]:
-    rows = [row + 1 for row, about in sheet.rowinfo_map.items() if about.hidden]
-    if rows:
-        yield f"[hidden rows: {', '.join(spans_of(sorted(rows)))}]"
-    columns = sorted(column for column, about in sheet.colinfo_map.items() if about.hidden)
-    spans: list[list[int]] = []
-    for column in columns:
-        if spans and column == spans[-1][1] + 1:
-            spans[-1][1] = column
-        else:
-            spans.append([column, column])
-    shown = [
-        column_letters(first + 1) if first == last else f"{column_letters(first + 1)} to {column_letters(last + 1)}"
-        for first, last in spans
-    ]
-    if len(shown) > MOST_NOTES:
-        shown[MOST_NOTES:] = ["and more"]
-    if shown:
-        yield f"[hidden columns: {', '.join(shown)}]"
 
 
 def _links(sheet: Any, table: SheetTable) -> Iterator[str]:

@@ -137,19 +137,28 @@ def cell_name(row: int, column: int) -> str:
     return f"{column_letters(column)}{row}"
 
 
-def spans_of(rows: Iterable[int]) -> list[str]:
+def describe_hidden(rows: Sequence[int], columns: Sequence[int]) -> Iterator[str]:
+    """Yield a line on the hidden rows of a sheet, and one on its hidden columns, by their numbers, which ascend."""
+    if rows:
+        yield f"[hidden rows: {', '.join(_spans_of(rows, str))}]"
+    if columns:
+        yield f"[hidden columns: {', '.join(_spans_of(columns, column_letters))}]"
+
+
+def _spans_of(numbers: Iterable[int], name: Callable[[int], str]) -> list[str]:
+    """Return the spans of numbers that ascend, e.g. `3` or `5 to 9`, each end as `name` writes it."""
     spans: list[list[int]] = []
-    for row in rows:
-        if spans and row == spans[-1][1] + 1:
-            spans[-1][1] = row
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
         else:
-            spans.append([row, row])
+            spans.append([number, number])
     shown: list[str] = []
     for first, last in spans[:MOST_NOTES]:
         if first == last:
-            shown.append(str(first))
+            shown.append(name(first))
         else:
-            shown.append(f"{first} to {last}")
+            shown.append(f"{name(first)} to {name(last)}")
     if len(spans) > MOST_NOTES:
         shown.append("and more")
     return shown

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 from ava_roles.errors import ToolFailed
-from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted, column_letters
+from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.texts.formats.addresses import without_scheme
 from ava_roles.texts.formats.number_format import GENERAL, plain_number, show_exactly
 from ava_roles.texts.formats.office import open_office_file
@@ -28,8 +28,8 @@ from ava_roles.texts.formats.sheet_table import (
     SheetRoom,
     SheetTable,
     cell_name,
+    describe_hidden,
     one_line,
-    spans_of,
 )
 from ava_roles.texts.web_page import PARSING_S, parsing
 
@@ -136,7 +136,8 @@ class _Book:
             self._room.fill_merged(table, _ranges(parser.merged_cells), title)
         self._room.note_columns(table, title)
         lines = list(table.lines())
-        below = [*_describe_hidden(parser), *_links(parser, beside.targets, table)]
+        hidden = describe_hidden(_hidden_rows(parser), _hidden_columns(parser))
+        below = [*hidden, *_links(parser, beside.targets, table)]
         lines += self._room.fitting(below, f"links of sheet {title}")
         lines += beside.lines()
         lines += self._room.fitting(_headers(parser), f"headers and footers of sheet {title}")
@@ -384,27 +385,25 @@ def _column(letters: str) -> int:
     return number
 
 
-def _describe_hidden(parser: Any) -> Iterator[str]:
-    rows: list[int] = []
-    for row, size in parser.row_dimensions.items():
-        if _is_hidden(size):
-            rows.append(int(row))
-    if rows:
-        yield f"[hidden rows: {', '.join(spans_of(sorted(rows)))}]"
-    spans: list[str] = []
-    for size in parser.column_dimensions.values():
+def _hidden_rows(parser: Any) -> list[int]:
+    return sorted(int(row) for row, size in parser.row_dimensions.items() if _is_hidden(size))
+
+
+def _hidden_columns(parser: Any) -> list[int]:
+    hidden: list[int] = []
+    for size in sorted(parser.column_dimensions.values(), key=_first_column):
         if not _is_hidden(size):
             continue
-        first = column_letters(int(size["min"]))
-        last = column_letters(min(int(size.get("max", size["min"])), LAST_COLUMN))
-        if first == last:
-            spans.append(first)
-        else:
-            spans.append(f"{first} to {last}")
-    if len(spans) > MOST_NOTES:
-        spans[MOST_NOTES:] = ["and more"]
-    if spans:
-        yield f"[hidden columns: {', '.join(spans)}]"
+        first = _first_column(size)
+        if hidden:
+            first = max(first, hidden[-1] + 1)
+        last = min(int(size.get("max", size["min"])), LAST_COLUMN)
+        hidden += range(first, last + 1)
+    return hidden
+
+
+def _first_column(size: Any) -> int:
+    return int(size["min"])
 
 
 def _is_hidden(size: Any) -> bool:
