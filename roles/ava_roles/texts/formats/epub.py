@@ -16,7 +16,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.texts.encodings import decode
 from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.texts.formats.addresses import count_of_addresses, unseen_addresses
-from ava_roles.texts.formats.office import open_archive, own_document_type, parse_xml
+from ava_roles.texts.formats.office import OfficeArchive, open_archive, own_document_type, parse_xml, part_key
 from ava_roles.texts.formats.phrases import count_phrase
 from ava_roles.texts.page_text import read_page_text
 from ava_roles.texts.web_page import PARSING_S, parsing
@@ -42,9 +42,8 @@ def read_epub(data: bytes, _wanted: Wanted = ALL) -> Extracted:
 
 
 class _Book:
-    def __init__(self, archive: zipfile.ZipFile) -> None:
+    def __init__(self, archive: OfficeArchive) -> None:
         self._archive = archive
-        self._names = set(archive.namelist())
         self._until = time.monotonic() + PARSING_S
         self._gaps: list[str] = []
         self._addresses: set[bytes] = set()
@@ -90,10 +89,10 @@ class _Book:
 
     def _package_part(self) -> str:
         """Return the name of the part that lists the others."""
-        if _CONTAINER in self._names:
+        if _CONTAINER in self._archive:
             for each in self._xml(_CONTAINER).iter():
                 path = each.get("full-path") or ""
-                if _local(each) == "rootfile" and path in self._names:
+                if _local(each) == "rootfile" and path in self._archive:
                     return path
         raise _no_text()
 
@@ -111,10 +110,10 @@ class _Book:
         return root
 
     def _encrypted_parts(self) -> set[str]:
-        if _ENCRYPTION not in self._names:
+        if _ENCRYPTION not in self._archive:
             return set()
         references = [each for each in self._xml(_ENCRYPTION).iter() if _local(each) == "CipherReference"]
-        return {unquote(each.get("URI") or "") for each in references}
+        return {part_key(each.get("URI") or "") for each in references}
 
     def _about(self) -> tuple[str | None, str]:
         """Return the title of the book, and what its package says about it."""
@@ -139,11 +138,11 @@ class _Book:
         address = ""
         if item is not None:
             address = item.get("href") or ""
-        path = unquote(address.partition("#")[0])
+        path = unquote(address.partition("#")[0]).replace("\\", "/")
         file = posixpath.normpath(posixpath.join(posixpath.dirname(self._package), path))
-        if file in self._encrypted:
+        if part_key(file) in self._encrypted:
             raise ToolFailed("this EPUB book cannot be read: it is encrypted; ask for a copy without protection")
-        if item is None or file not in self._names:
+        if item is None or file not in self._archive:
             self._gaps.append(f"{section}, which is not in the file ({address[:_NAME_CHARS]})")
             return ""
         if not _is_page(item):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import posixpath
 import re
 import struct
 import zipfile
@@ -10,7 +11,8 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
+from urllib.parse import unquote
 from xml.parsers import expat
 
 from ava_roles.errors import ToolFailed
@@ -44,10 +46,35 @@ _USUAL_NAMESPACE = rb"http://schemas.openxmlformats.org/\1/2006/"
 _SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 
 
+class OfficeArchive(zipfile.ZipFile):
+    """An archive whose parts are found by any spelling of their names: other case, backslashes, `%20` for a blank."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+        self._names: dict[str, str] = {}
+        for name in self.namelist():
+            self._names.setdefault(part_key(name), name)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (name in self.NameToInfo or part_key(name) in self._names)
+
+    def getinfo(self, name: str) -> zipfile.ZipInfo:
+        """Return a part by its own name, or else by another spelling of it. Raises KeyError if there is none."""
+        if name in self.NameToInfo:
+            return super().getinfo(name)
+        return super().getinfo(self._names.get(part_key(name), name))
+
+
+def part_key(name: str) -> str:
+    """Return what all spellings of a part's name have in common; case does not count (ISO/IEC 29500-2, 6.2.2)."""
+    path = unquote(name).replace("\\", "/")
+    return posixpath.normpath(f"/{path}").lstrip("/").lower()
+
+
 class OfficeFile(NamedTuple):
     """The archive of an office file, without the parts that are `damaged`; `is_cut`: its end is missing."""
 
-    archive: zipfile.ZipFile
+    archive: OfficeArchive
     damaged: tuple[str, ...] = ()
     is_cut: bool = False
 
@@ -136,7 +163,7 @@ def _unpacked(data: bytes, start: int, end: int | None, method: int, room: int) 
     return bytes(content), at - len(stream.unused_data)
 
 
-def open_archive(data: bytes, kind: str, suffix: str) -> zipfile.ZipFile:
+def open_archive(data: bytes, kind: str, suffix: str) -> OfficeArchive:
     """Return the archive, whose parts are bounded in number and size, but not looked at. Raises ToolFailed."""
     cannot = f"this {kind} cannot be read"
     if data.startswith(OLE_MAGIC):
@@ -145,7 +172,7 @@ def open_archive(data: bytes, kind: str, suffix: str) -> zipfile.ZipFile:
         raise ToolFailed(f"{cannot}: it is in an old binary format; ask for a copy saved as {suffix}")
     if not zipfile.is_zipfile(io.BytesIO(data)):
         raise ToolFailed(f"{cannot}: it is damaged or not a {suffix} file; ask for another copy")
-    archive = zipfile.ZipFile(io.BytesIO(data))
+    archive = OfficeArchive(io.BytesIO(data))
     if any(part.flag_bits & _ENCRYPTED_FLAG for part in archive.infolist()):
         raise ToolFailed(f"{cannot}: it is encrypted; ask for a copy without a password")
     parts = archive.infolist()
@@ -156,7 +183,7 @@ def open_archive(data: bytes, kind: str, suffix: str) -> zipfile.ZipFile:
     return archive
 
 
-def _in_usual_form(archive: zipfile.ZipFile) -> tuple[zipfile.ZipFile, list[str]]:
+def _in_usual_form(archive: OfficeArchive) -> tuple[OfficeArchive, list[str]]:
     """Return an office file as most programs write it, so that one reader does for all, and its damaged parts.
 
     Namespaces of the strict form get their usual names, and backslashes in the names of parts become slashes. Drawings
@@ -174,7 +201,7 @@ def _in_usual_form(archive: zipfile.ZipFile) -> tuple[zipfile.ZipFile, list[str]
 
 def _copy(
     archive: zipfile.ZipFile, is_kept: Callable[[zipfile.ZipInfo], bool], damaged: list[str] | None = None
-) -> zipfile.ZipFile:
+) -> OfficeArchive:
     """Return some parts of an archive in their usual form; the names of damaged ones are added to `damaged`."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as copy:
@@ -187,7 +214,7 @@ def _copy(
                     damaged.append(name)
                 continue
             copy.writestr(name, _STRICT_NAMESPACE.sub(_USUAL_NAMESPACE, content))
-    return zipfile.ZipFile(packed)
+    return OfficeArchive(packed)
 
 
 def _is_drawing(part: zipfile.ZipInfo) -> bool:
@@ -195,10 +222,8 @@ def _is_drawing(part: zipfile.ZipInfo) -> bool:
 
 
 def _is_strict(archive: zipfile.ZipFile) -> bool:
-    for part in archive.infolist():
-        if part.filename.lower() == "_rels/.rels":
-            with suppress(*_DAMAGE):
-                return _STRICT in archive.read(part)
+    with suppress(KeyError, *_DAMAGE):
+        return _STRICT in archive.read("_rels/.rels")
     return False
 
 

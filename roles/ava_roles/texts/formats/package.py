@@ -142,7 +142,6 @@ class OfficePackage:
         self._archive = file.archive
         self._has_doctypes = has_doctypes
         self.names = tuple(self._archive.namelist())
-        self._by_lower = {name.lower(): name for name in self.names}
         self._relations: dict[str, dict[str, Relation]] = {}
         self._drawn: dict[str, list[str]] = {}
         self.broken: list[str] = list(file.damaged)
@@ -153,7 +152,7 @@ class OfficePackage:
         parts = [each.target for each in self.relations("").values() if each.kind == "officeDocument"]
         parts += ["word/document.xml", "ppt/presentation.xml"]
         for part in parts:
-            if part.lower() not in self._by_lower:
+            if part not in self._archive:
                 continue
             root = self.root(part)
             if root is not None and name_of(root) in names:
@@ -163,7 +162,7 @@ class OfficePackage:
     def root(self, part: str) -> Any:
         """Return the XML of a part; None if there is none or it is broken, which `broken` then names."""
         try:
-            root = parse_xml(self._archive.read(self._by_lower[part.lower()]))
+            root = parse_xml(self._archive.read(part))
         except (KeyError, zipfile.BadZipFile, ValueError):
             self.broken.append(part)
             return None
@@ -175,8 +174,8 @@ class OfficePackage:
         return root
 
     def root_of(self, part: str) -> Any:
-        """Return the XML of a part with exactly this name; None if the file has no such part, or it is broken."""
-        return self.root(part) if part in self.names else None
+        """Return the XML of a part; None if the file has no such part, or it is broken."""
+        return self.root(part) if part in self._archive else None
 
     def relations(self, part: str) -> dict[str, Relation]:
         """Return a part's relations by their ids; those of the whole file for the part ``."""
@@ -187,7 +186,7 @@ class OfficePackage:
     def _read_relations(self, part: str) -> dict[str, Relation]:
         folder, name = posixpath.split(part)
         relations_part = posixpath.join(folder, "_rels", f"{name}.rels")
-        if relations_part.lower() not in self._by_lower:
+        if relations_part not in self._archive:
             return {}
         root = self.root(relations_part)
         if root is None:
@@ -197,7 +196,8 @@ class OfficePackage:
             target = attribute_of(each, "Target")
             outside = value_of(each, "TargetMode") == "External"
             if not outside:
-                target = posixpath.normpath(posixpath.join("/", folder, unquote(target))).lstrip("/")
+                path = unquote(target).replace("\\", "/")
+                target = posixpath.normpath(posixpath.join("/", folder, path)).lstrip("/")
             kind = attribute_of(each, "Type").rpartition("/")[2]
             relations[attribute_of(each, "Id")] = Relation(kind, target, outside)
         return relations

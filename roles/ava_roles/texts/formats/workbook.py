@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 import warnings
-import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -18,7 +17,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.texts.formats.addresses import without_scheme
 from ava_roles.texts.formats.number_format import GENERAL, plain_number, show_exactly
-from ava_roles.texts.formats.office import open_office_file
+from ava_roles.texts.formats.office import OfficeArchive, open_office_file
 from ava_roles.texts.formats.sheet_table import (
     CELL_CHARS,
     LAST_COLUMN,
@@ -45,7 +44,7 @@ def read_xlsx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
     """Return a workbook, a table for each sheet: values as last calculated, and formulas of cells without a value."""
     file = open_office_file(data, "workbook", ".xlsx")
     archive = file.archive
-    if "xl/workbook.bin" in archive.namelist():
+    if "xl/workbook.bin" in archive:
         raise ToolFailed("this workbook cannot be read: it is in a binary format; ask for a copy saved as .xlsx")
     with warnings.catch_warnings():  # openpyxl warns of what it could not write again, which nobody asks it to do
         warnings.simplefilter("ignore")
@@ -67,7 +66,7 @@ class _Book:
         """`missing`: phrases on what the damage of the file has taken."""
         self._book = reader.wb
         self._names = reader.parser.defined_names.definedName
-        self._archive: zipfile.ZipFile = reader.archive
+        self._archive: OfficeArchive = reader.archive
         deadline_s = time.monotonic() + PARSING_S
         self._room = SheetRoom(is_late=lambda: time.monotonic() > deadline_s)
         self._formats: dict[int, str] = {}
@@ -103,7 +102,7 @@ class _Book:
         names = self._defined_names()
         if names:
             parts.append(Part("", names))
-        if any(name.endswith("vbaProject.bin") for name in self._archive.namelist()):
+        if any(name.lower().endswith("vbaproject.bin") for name in self._archive.namelist()):
             self._missing.append("macros, which are neither run nor read")
         title = one_line(str(self._book.properties.title or "")) or None
         return Extracted(tuple(parts), title, total=max(len(sheets), 1), missing=tuple(self._missing), unread=unread)
@@ -208,17 +207,16 @@ class _Book:
         Pictures, charts, embedded files and form controls are only counted, in a phrase of `self._missing`.
         """
         relationship: Any = import_module("openpyxl.packaging.relationship")
-        names = set(self._archive.namelist())
         path = relationship.get_rels_path(sheet.path)
         beside = _Beside()
-        if path not in names:
+        if path not in self._archive:
             return beside
         unread: Counter[str] = Counter()
         for each in relationship.get_dependents(self._archive, path):
             kind = each.Type.rpartition("/")[2]
             if kind == "hyperlink":
                 beside.targets[each.Id] = each.Target
-            elif each.Target not in names:
+            elif each.Target not in self._archive:
                 continue
             elif kind == "comments":
                 beside.comments.update(self._comments(each.Target, sheet.title))
@@ -297,7 +295,7 @@ class _Sheet(NamedTuple):
     path: str  # in the archive
 
 
-def _reader(archive: zipfile.ZipFile) -> Any:
+def _reader(archive: OfficeArchive) -> Any:
     excel: Any = import_module("openpyxl.reader.excel")
 
     class Reader(excel.ExcelReader):  # type: ignore[misc]
@@ -305,6 +303,7 @@ def _reader(archive: zipfile.ZipFile) -> Any:
 
         def __init__(self) -> None:
             super().__init__(archive.fp, read_only=True, data_only=True, keep_links=False)  # pyright: ignore[reportUnknownMemberType]
+            self.archive = self.valid_files = archive  # which finds parts by any spelling of their names
             self.sheets: list[_Sheet] = []
             self.charts: list[str] = []
             self.lost: list[str] = []
@@ -319,7 +318,8 @@ def _reader(archive: zipfile.ZipFile) -> Any:
                 elif "chartsheet" in relation.Type:
                     self.charts.append(title)
                 else:
-                    self.sheets.append(_Sheet(title, str(sheet.state), str(relation.target)))
+                    path = archive.getinfo(str(relation.target)).filename
+                    self.sheets.append(_Sheet(title, str(sheet.state), path))
 
     return Reader()
 
