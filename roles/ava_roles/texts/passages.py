@@ -37,6 +37,8 @@ _IDEOGRAPH = re.compile("[\u3400-\u4dbf\u4e00-\u9fff]")
 _HIRAGANA = re.compile(r"[\u3040-\u309f\u30fc]+")
 _BROKEN = re.compile(f"(?<=[{UNSPACED}])\\s+(?=[{UNSPACED}])")
 """White space inside text without spaces: lines are broken anywhere there."""
+_UNSEEN = re.compile("[\u00ad\u200c\u200d\u2060\ufeff]")
+"""Signs within a word that say where to break it, or how to join its letters: the soft hyphen and its like."""
 _PARTICLE = re.compile(r"(?<=[가-힣]{2})(?:에서|으로|까지|부터|에게|은|는|이|가|을|를|에|의|로|와|과|도)$")
 _ENDING = re.compile(_PARTICLE.pattern + r"|(?<=[\u4e00-\u9fff]{2})[\u3040-\u309f]+$")
 _CAPITAL = "[A-ZÀ-ÖØ-ÞΑ-ΩА-Я]"
@@ -114,8 +116,8 @@ class Query:
     """
 
     def __init__(self, text: str) -> None:
-        names = _NAME.findall(text)
-        text = _fold_width(text).lower()
+        names = _NAME.findall(_fold(text))
+        text = _fold(text).lower()
         self.text = text
         self._neighbours = _neighbours(text)
         written = list(dict.fromkeys(_split(text)))
@@ -147,7 +149,7 @@ class Query:
         self.words = tuple(words)
 
     def matches(self, text: str) -> Matches:
-        text = _fold_width(text).lower()
+        text = _fold(text).lower()
         counts = [0] * len(self.words)
         pairs = [0] * len(self.words)
         tokens = _WORD.findall(text)
@@ -172,7 +174,7 @@ class Query:
 
     def nearness(self, text: str) -> float:
         """Return the share of the question's pairs of neighbouring words, fillers too, that a text has; from 0 to 1."""
-        found = self._neighbours & _neighbours(_fold_width(text).lower())
+        found = self._neighbours & _neighbours(_fold(text).lower())
         return len(found) / max(len(self._neighbours), 1)
 
     def likeness(self, text: str, weights: Sequence[float]) -> float:
@@ -182,7 +184,7 @@ class Query:
         of the word as it is long. A very rare word weighs no more than a rare one.
         """
         counts = self.matches(text).counts
-        text = _without_marks(_fold_width(text).lower())
+        text = _without_marks(_fold(text).lower())
         weights = [min(weight, _MAX_WEIGHT) for weight in weights]
         has = sum(
             weight * (1.0 if count else _longest_part(_without_marks(word), text))
@@ -219,7 +221,7 @@ class Query:
 
     def found_in(self, text: str) -> list[str]:
         """Return the question's words that a text has, as they stand there in lower case, in the question's order."""
-        text = _fold_width(text).lower()
+        text = _fold(text).lower()
         forms: dict[int, str] = {}
         if self._parts:
             joined = _BROKEN.sub("", text)
@@ -240,7 +242,7 @@ _TERM_CHARS = 200
 
 def index_terms(text: str) -> set[str]:
     """Return what an index keeps of a text, so that `Query` finds it: its words, and pairs of characters."""
-    text = _fold_width(text).lower()
+    text = _fold(text).lower()
     tokens = set(_WORD.findall(text))
     if text.isascii():
         return {token[:_TERM_CHARS] for token in tokens}
@@ -274,7 +276,7 @@ def _unspaced_terms(text: str) -> set[str]:
 
 def passage_length(text: str) -> int:
     """Return the length of a text in words, as `Query.matches` counts it."""
-    text = _fold_width(text).lower()
+    text = _fold(text).lower()
     return len(_WORD.findall(text)) + _unspaced_words(text)
 
 
@@ -431,7 +433,7 @@ def language_of(text: str, least: int = 2) -> str | None:
 
     Its script tells, or filler words: at least `least`, and twice as many as of any other language.
     """
-    text = _fold_width(text).lower()
+    text = _fold(text).lower()
     wide = _WIDE.findall(text)
     if len(wide) > sum(map(str.isalpha, text)) / 2:
         return _language_of_wide("".join(wide))
@@ -487,8 +489,9 @@ def _snowball() -> Any:
     return snowballstemmer
 
 
-def _fold_width(text: str) -> str:
-    return text if text.isascii() else unicodedata.normalize("NFKC", text)
+def _fold(text: str) -> str:
+    """Return a text in the form in which words are compared: signs of usual width, and none that nobody sees."""
+    return text if text.isascii() else _UNSEEN.sub("", unicodedata.normalize("NFKC", text))
 
 
 def _longest_part(word: str, text: str) -> float:

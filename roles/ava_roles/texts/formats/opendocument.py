@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 from ava_roles.errors import ToolFailed
 from ava_roles.texts.extracted import Part
+from ava_roles.texts.formats.asides import Aside
 from ava_roles.texts.formats.opendocument_lists import OpenLists, OpenStyles, outline_level
 from ava_roles.texts.formats.package import (
     OfficePackage,
@@ -292,7 +293,7 @@ class OpenReader(FlowReader):
             return
         if words not in (address, address.removeprefix("mailto:"), address.rstrip("/")):
             if words:
-                self._put(f" ({address})")
+                self._put(Aside(f" ({address})"))
             else:
                 self._put(address)
 
@@ -324,7 +325,7 @@ class OpenReader(FlowReader):
             return
         note = _Note()
         self._notes["comment"].append(note)
-        self._put(f"[comment {len(self._notes['comment'])}]")
+        self._put(Aside(f"[comment {len(self._notes['comment'])}]"))
         note.author, note.text = self._read_comment(element)
 
     def _read_comment(self, comment: Any) -> tuple[str, str]:

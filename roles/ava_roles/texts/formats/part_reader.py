@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any
 
+from ava_roles.texts.formats.asides import join_line
 from ava_roles.texts.formats.package import OfficePackage
 from ava_roles.texts.formats.phrases import count_phrase, object_phrases
 from ava_roles.texts.web_page import TableBudget
@@ -103,7 +104,7 @@ class FlowReader(PartReader):
 
     def _end_paragraph(self, label: str = "", heading: int = 0) -> None:
         """Add the open paragraph, which may be an item with a label or a heading of a level, and what comes after."""
-        text = "".join(self._line).strip()
+        text = join_line(self._line).strip()
         self._line.clear()
         if text and heading:
             text = f"{'#' * heading} {label.lstrip()}{' '.join(text.split())}"

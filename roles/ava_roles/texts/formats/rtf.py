@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from ava_roles.errors import ToolFailed
 from ava_roles.texts.extracted import ALL, OLE_MAGIC, Extracted, Part, Wanted
+from ava_roles.texts.formats.asides import Aside
 from ava_roles.texts.formats.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS
 from ava_roles.texts.formats.phrases import comment_text, count_phrase, object_phrases
 from ava_roles.texts.formats.rtf_text import CAPTURED_CHARS, SYMBOLS, RtfFlow, RtfState, RtfText
@@ -346,7 +347,8 @@ class _Reader(RtfText):
         self._notes[word].append(text)
         outer = self._outer()
         if outer.capture is None:
-            outer.flow.line.append(f"[{word} {len(self._notes[word])}]")
+            mark = f"[{word} {len(self._notes[word])}]"
+            outer.flow.line.append(Aside(mark) if word == "comment" else mark)
 
     def _end_margin(self, flow: RtfFlow) -> None:
         text = "\n\n".join(flow.blocks)
@@ -429,7 +431,7 @@ class _Reader(RtfText):
         words = "".join(line[start:]).strip()
         if words not in (address, address.removeprefix("mailto:"), address.rstrip("/")):
             if words:
-                line.append(f" ({address})")
+                line.append(Aside(f" ({address})"))
             else:
                 line.append(address)
 

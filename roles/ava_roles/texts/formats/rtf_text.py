@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ava_roles.texts.formats.asides import join_line
 from ava_roles.texts.formats.part_reader import TEXT_CHARS
 from ava_roles.texts.formats.symbols import symbol_of, with_symbols
 from ava_roles.texts.web_page import MAX_COLUMNS, TableBudget, render_table
@@ -168,7 +169,7 @@ class RtfText:
     def _take_paragraph(self, flow: RtfFlow) -> str:
         """Return the open paragraph with its label, and begin another."""
         label, flow.label = flow.label, ""
-        text = "".join(flow.line).strip()
+        text = join_line(flow.line).strip()
         flow.line.clear()
         if not text:
             return ""

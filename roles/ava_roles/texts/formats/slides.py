@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
+from ava_roles.texts.formats.asides import Aside, join_line
 from ava_roles.texts.formats.package import (
     OfficePackage,
     attribute_of,
@@ -236,7 +237,7 @@ class _Reader(PartReader):
             return
         outer, self._line = self._line, []
         self._inside(element)
-        text = "".join(self._line).strip()
+        text = join_line(self._line).strip()
         self._line = outer
         properties = child(element, "a:pPr")
         if text and self._is_title:
@@ -283,7 +284,7 @@ class _Reader(PartReader):
             return
         address = relation.target
         if drawn_text(element) not in (address, address.removeprefix("mailto:"), address.rstrip("/")):
-            self._say(f" ({address[:ADDRESS_CHARS]})")
+            self._say(Aside(f" ({address[:ADDRESS_CHARS]})"))
 
     def _break(self, _element: Any) -> None:
         self._say("\n")

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
+from ava_roles.texts.formats.asides import Aside
 from ava_roles.texts.formats.package import (
     OfficePackage,
     attribute_of,
@@ -234,7 +235,7 @@ class _Reader(FlowReader):
             self._hidden_words += len(text.split())
         elif not self._instructions:
             self._said += 1
-            if self._font:
+            if self._font and not isinstance(text, Aside):
                 self._line.append(with_symbols(text, self._font))
             else:
                 self._line.append(text)
@@ -339,10 +340,12 @@ class _Reader(FlowReader):
     def _note_mark(self, element: Any) -> None:
         note_id = attribute_of(element, "id")
         notes = self._notes[name_of(element)]
-        if note_id in notes.elements:
-            self._say(notes.mark(note_id))
-        else:
+        if note_id not in notes.elements:
             self._name(f"a {notes.word} that is not in the file")
+        elif notes.word == "comment":
+            self._say(Aside(notes.mark(note_id)))
+        else:
+            self._say(notes.mark(note_id))
 
     # -- links and fields -------------------------------------------------------------------------------------
 
@@ -358,7 +361,7 @@ class _Reader(FlowReader):
         words = "".join(self._line[start : start + _LINK_PIECES]).strip()
         if words not in (address, address.removeprefix("mailto:"), address.removesuffix("/")):
             if words:
-                self._say(f" ({address[:ADDRESS_CHARS]})")
+                self._say(Aside(f" ({address[:ADDRESS_CHARS]})"))
             else:
                 self._say(address[:ADDRESS_CHARS])
 
@@ -467,7 +470,7 @@ class _Reader(FlowReader):
     def _describe(self, text: str) -> None:
         words = " ".join(text.split())
         if words:
-            self._say(f"[picture: {words}]")
+            self._say(Aside(f"[picture: {words}]"))
 
     def _picture(self, element: Any) -> None:
         own = attribute_of(child(element, "pic:nvPicPr", "pic:cNvPr"), "descr")
