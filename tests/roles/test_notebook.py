@@ -6,14 +6,18 @@ import json
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.paths import Root
 from ava_roles.texts import parser_process
 from ava_roles.texts.extracted import format_of
 from ava_roles.texts.formats import read_notebook
+from ava_roles.tool import ToolContext
+from ava_roles.tools.files import SearchAndRead, SearchAndReadArgs
 
 
 def notebook(*cells: object, **fields: object) -> bytes:
@@ -85,6 +89,36 @@ def test_reads_a_notebook_of_before_version_4() -> None:
     found = read_notebook(json.dumps({"worksheets": [{"cells": cells}], "nbformat": 3}).encode())
     assert found.text() == "[cell 1]\n# Rent\n\n[cell 2]\n```\n1 + 1\n```\n\nOutput:\n2"
     assert found.missing == ("a picture among the outputs of cell 2",)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "note"),
+    [
+        ("utf-8", ""),
+        ("utf-8-sig", ""),
+        ("utf-16", "read as UTF-16"),
+        ("utf-16-le", "read as UTF-16"),
+        ("utf-16-be", "read as UTF-16"),
+        ("utf-32", "read as UTF-32"),
+        ("utf-32-le", "read as UTF-32"),
+        ("utf-32-be", "read as UTF-32"),
+        ("cp1252", "read as Windows-1252"),
+    ],
+)
+def test_reads_a_notebook_in_any_encoding(encoding: str, note: str) -> None:
+    source = "Die Miete für die Wohnung in Zürich ist am Ersten fällig."
+    written = json.dumps({"cells": [{"cell_type": "markdown", "source": source}]}, ensure_ascii=False)
+    found = read_notebook(written.encode(encoding))
+    assert found.text() == f"[cell 1]\n{source}"
+    assert found.note.startswith(note) and bool(found.note) == bool(note)
+
+
+async def test_a_notebook_in_utf_16_is_searched(tmp_path: Path) -> None:
+    (tmp_path / "rent.ipynb").write_bytes(notebook(code("x = 'zeppelin'")).decode().encode("utf-16"))
+    root = Root.open(tmp_path)
+    found = await SearchAndRead()(SearchAndReadArgs(query="zeppelin"), ToolContext(files=root))
+    root.close()
+    assert "x = 'zeppelin'" in found.text and "rent.ipynb: read as UTF-16" in found.text
 
 
 def test_reads_a_notebook_in_a_child_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,3 +214,26 @@ def test_an_output_in_json_is_read_in_bounds() -> None:
         found = read_notebook(json.dumps({"cells": [{"cell_type": "code", "outputs": [output]}]}).encode())
         assert shown in found.text() and "- 2000" not in found.text()
     assert found.missing == ("7,000 more lines of an output of cell 1 (application/json)",)
+
+
+PLACEHOLDER = "<VegaLite 4 object>"
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/geo+json", "application/ld+json"])
+def test_an_output_in_each_kind_of_json_is_text(kind: str) -> None:
+    output = {"output_type": "display_data", "data": {kind: {"city": "Bern"}, "text/plain": "<GeoJSON object>"}}
+    found = read_notebook(notebook(code("x", output)))
+    assert found.text().endswith("Output:\ncity: Bern") and found.missing == ()
+
+
+def test_a_chart_with_a_placeholder_for_its_text_is_named() -> None:
+    chart = {"output_type": "display_data", "data": {"application/vnd.vegalite.v4+json": {}, "text/plain": PLACEHOLDER}}
+    found = read_notebook(notebook(code("x", chart)))
+    assert found.missing == ("an output of cell 1 (application/vnd.vegalite.v4+json)",)
+
+
+@pytest.mark.parametrize(("key", "shown"), [("latex", "$x^2$"), ("json", '{"a": 1}')])
+def test_an_output_of_before_version_4_is_text_in_each_kind(key: str, shown: str) -> None:
+    cell = {"cell_type": "code", "input": "x", "outputs": [{"output_type": "pyout", key: shown}]}
+    found = read_notebook(json.dumps({"worksheets": [{"cells": [cell]}]}).encode())
+    assert found.text().endswith(f"Output:\n{shown}") and found.missing == ()

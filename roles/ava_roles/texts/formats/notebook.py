@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 from ava_roles.errors import ToolFailed
+from ava_roles.texts.encodings import decode
 from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.texts.page_text import read_page_text
 from ava_roles.texts.web_page import parsing
@@ -17,18 +18,28 @@ _HTML_CHARS = 500_000
 _MAX_CELLS = 10_000
 _MOST_NAMED = 50
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_JSON = "application/json"
 _JSON_LINES = 2_000
 _JSON_DEPTH = 50
 _AS_TEXT = ("text/plain", "text/markdown", "text/latex")
 # What notebooks before version 4 call the kinds of an output.
-_OLD_KINDS = {"png": "image/png", "jpeg": "image/jpeg", "svg": "image/svg+xml", "html": "text/html"}
+_OLD_KINDS = {
+    "png": "image/png",
+    "jpeg": "image/jpeg",
+    "svg": "image/svg+xml",
+    "html": "text/html",
+    "latex": "text/latex",
+    "json": "application/json",
+    "javascript": "application/javascript",
+}
 
 
 @parsing("notebook")
 def read_notebook(data: bytes, _wanted: Wanted = ALL) -> Extracted:
     """Return a notebook as text, a part for each cell. Raises ToolFailed."""
-    notebook: Any = json.loads(data.decode("utf-8-sig"), parse_int=str, parse_float=str)
+    decoded = decode(data) or decode(data, json.detect_encoding(data))
+    if decoded is None:
+        raise ToolFailed("this notebook cannot be read: it is no text; ask for another copy")
+    notebook: Any = json.loads(decoded.text, parse_int=str, parse_float=str)
     cells = _cells(notebook)
     if cells is None:
         raise ToolFailed("this file has no cells of a notebook; it is damaged, or has the name of another kind")
@@ -47,7 +58,7 @@ def read_notebook(data: bytes, _wanted: Wanted = ALL) -> Extracted:
         room -= len(text)
     if len(named) > _MOST_NAMED:
         named[_MOST_NAMED:] = [f"{len(named) - _MOST_NAMED:,} more outputs"]
-    return Extracted(tuple(parts), None, len(cells), tuple(named))
+    return Extracted(tuple(parts), None, len(cells), tuple(named), note=decoded.note)
 
 
 def _cells(notebook: Any) -> list[Any] | None:
@@ -111,24 +122,35 @@ def _output_text(output: dict[str, Any], number: int, missing: list[str]) -> str
     data = _dict(output.get("data"))
     if not data:
         data = {_OLD_KINDS.get(key, ""): value for key, value in output.items()}
-    _note_kinds(data, number, missing)
     text = _COLOURS.sub("", _text(output.get("text")))
     for media_type in _AS_TEXT:
         if text.strip():
             break
         if media_type in data:
             text = _COLOURS.sub("", _text(data[media_type]))
-    if text.strip() and not text.startswith("<"):  # a placeholder, such as <IPython.core.display.HTML object>
-        return text
+    has_text = text.strip() != "" and not text.startswith("<")  # as a placeholder does: <IPython.core.display.HTML …>
     html = _text(data.get("text/html"))
-    if not html and _JSON in data:
-        lines = list(_json_lines(data[_JSON]))
+    _note_kinds(data, number, missing, has_text=has_text or html != "")
+    if has_text:
+        return text
+    json_kind = next(filter(_is_json, data), "")
+    if not html and json_kind:
+        lines = list(_json_lines(data[json_kind]))
         if len(lines) > _JSON_LINES:
-            missing.append(f"{len(lines) - _JSON_LINES:,} more lines of an output of cell {number:,} ({_JSON})")
+            missing.append(
+                f"{len(lines) - _JSON_LINES:,} more lines of an output of cell {number:,} ({json_kind[:100]})"
+            )
         return "\n".join(lines[:_JSON_LINES])
     if len(html) > _HTML_CHARS:
         missing.append(f"the rest of a page among the outputs of cell {number:,}")
     return read_page_text(html[:_HTML_CHARS]).text or text
+
+
+def _is_json(kind: str) -> bool:
+    """Tell whether an output is data in JSON; JSON of a vendor describes a chart or a control, as a picture does."""
+    if kind.startswith("application/vnd."):
+        return False
+    return kind == "application/json" or kind.endswith("+json")
 
 
 def _json_lines(value: Any, indent: str = "", depth: int = 0) -> Iterator[str]:
@@ -155,13 +177,12 @@ def _json_value(value: Any) -> str:
     return " ".join(str(value).split())
 
 
-def _note_kinds(data: dict[str, Any], number: int, named: list[str]) -> None:
+def _note_kinds(data: dict[str, Any], number: int, named: list[str], *, has_text: bool) -> None:
     """Name the forms of an output that are no text: pictures, and others unless it has a text too."""
-    has_text = not data.keys().isdisjoint(("text/html", *_AS_TEXT))
     for kind in data:
         if kind.startswith("image/"):
             named.append(f"a picture among the outputs of cell {number:,}")
-        elif kind.startswith("application/") and kind != _JSON and not has_text:
+        elif kind.startswith("application/") and not _is_json(kind) and not has_text:
             named.append(f"an output of cell {number:,} ({kind[:100]})")
 
 
