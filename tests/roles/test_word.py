@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import socket
 import time
+from pathlib import Path
 
 import pytest
 from support.foreign.office import element, p, pack_parts, r, word_file, word_parts
 from support.foreign.word import BODIES, NUMBERING, field, item, notes_part, word_attacks
 
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.paths import Root
 from ava_roles.texts.extracted import OLE_MAGIC, format_of
 from ava_roles.texts.formats import read_docx
+from ava_roles.tool import ToolContext
+from ava_roles.tools.files import SearchAndRead, SearchAndReadArgs
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -145,6 +149,33 @@ def test_an_old_document_is_known_by_its_bytes_and_a_text_of_its_name_stays_text
     kind = format_of("a.doc", OLE_MAGIC)
     assert kind is not None and kind.name == "Word document"
     assert format_of("a.doc", b"plain text") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("a.doc", "ask for a copy saved as .docx, or open it in Word or LibreOffice and save it so"),
+        ("a.docx", "ask for a copy saved as .docx, or open it in Word or LibreOffice and save it so"),
+        ("a.ppt", "ask for a copy saved as .pptx, or open it in PowerPoint or LibreOffice and save it so"),
+        ("a.odt", "ask for a copy saved as .odt, or open it in LibreOffice and save it so"),
+        ("a.rtf", "ask for a copy saved as .rtf, or open it in Word or LibreOffice and save it so"),
+    ],
+)
+async def test_an_old_document_is_named_with_what_to_do(name: str, advice: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(OLE_MAGIC + bytes(600))
+    root = Root.open(tmp_path)
+    found = await SearchAndRead()(SearchAndReadArgs(query="rent"), ToolContext(files=root))
+    root.close()
+    assert found.unread.endswith(f"it is in an old binary format; {advice}")
+
+
+@pytest.mark.parametrize("name", ["a.doc", "a.DOT", "a.docx"])
+async def test_a_file_named_as_one_of_word_may_be_rtf(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(rb"{\rtf1\ansi Die Miete f\'fcr M\'e4rz.\par}")
+    root = Root.open(tmp_path)
+    found = await SearchAndRead()(SearchAndReadArgs(query="Miete"), ToolContext(files=root))
+    root.close()
+    assert found.text.endswith("\nDie Miete für März.") and not found.unread
 
 
 # -- attacks ------------------------------------------------------------------------------------------------------

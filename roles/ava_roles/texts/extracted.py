@@ -24,7 +24,8 @@ OLE_MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 BIFF_MAGICS = (b"\x09\x00\x04\x00", b"\x09\x02\x06\x00", b"\x09\x04\x06\x00", b"\x09\x08\x08\x00", b"\x09\x08\x10\x00")
 """How a workbook of Excel 2 to 97 begins that is in no container: the record that begins it, and its length."""
 _APPLE_DOUBLE_MAGIC = b"\x00\x05\x16\x07"
-_DOCUMENT_MAGIC = (b"PK", OLE_MAGIC, b"{\\rtf")
+_RTF_MAGIC = b"{\\rtf"
+_DOCUMENT_MAGIC = (b"PK", OLE_MAGIC, _RTF_MAGIC)
 _OLD_MAGICS = (OLE_MAGIC, b"PK\x03\x04", *BIFF_MAGICS)
 """How a file with the suffix of an old Office begins, or of a new one that got that suffix; others are text."""
 
@@ -50,16 +51,18 @@ class Format:
 
 
 PDF = Format("PDF", (".pdf",), by_page=True, tables="")
+WORD = Format("Word document", (".docx", ".docm", ".dotx", ".dotm"), old=(".doc", ".dot"), extra=False)
+RTF = Format("RTF file", (".rtf",), extra=False)
 FORMATS = (
     PDF,
-    Format("Word document", (".docx", ".docm", ".dotx", ".dotm"), old=(".doc", ".dot"), extra=False),
+    WORD,
     Format("presentation", (".pptx", ".pptm", ".ppsx", ".ppsm", ".potx"), old=(".ppt", ".pps"), extra=False),
     Format("workbook", (".xlsx", ".xlsm", ".xltx", ".xltm", ".xlsb"), old=(".xls", ".xlt")),
     Format("OpenDocument text", (".odt", ".ott"), extra=False),
     Format("OpenDocument presentation", (".odp", ".otp", ".odg", ".otg"), extra=False),
     Format("OpenDocument spreadsheet", (".ods", ".ots"), extra=False),
     Format("EPUB book", (".epub",), extra=False),
-    Format("RTF file", (".rtf",), extra=False),
+    RTF,
     Format("email", (".eml",), extra=False),
     Format("notebook", (".ipynb",), extra=False, tables=""),
 )
@@ -68,14 +71,16 @@ FORMATS = (
 def format_of(name: str, data: bytes = b"") -> Format | None:
     """Return the format of a document; None if a file is not a document.
 
-    The first bytes tell a PDF, whatever its name; the suffix of the name tells the others. Without `data`, only the
-    name counts.
+    The first bytes tell a PDF, whatever its name, and RTF in a file that is named as one of Word; the suffix of the
+    name tells the others. Without `data`, only the name counts.
     """
     if is_pdf(data):
         return PDF
     if _stands_beside_document(name, data):
         return None
     suffix = PurePosixPath(name).suffix.lower()
+    if data.startswith(_RTF_MAGIC) and suffix in (*WORD.suffixes, *WORD.old):
+        return RTF
     is_ole = data.startswith(OLE_MAGIC)
     is_old_office = data.startswith(_OLD_MAGICS)
     for file_format in FORMATS:

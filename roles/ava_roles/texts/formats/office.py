@@ -32,6 +32,13 @@ _MAX_UNPARSED_BYTES = 1_000_000  # of a part that cannot be parsed here, e.g. in
 _CHUNK = 65_536
 _NAME_CHARS = 200
 _MOST_NAMED = 20
+_PROGRAMS = {
+    ".docx": "Word or LibreOffice",
+    ".pptx": "PowerPoint or LibreOffice",
+    ".xlsx": "Excel or LibreOffice",
+    ".rtf": "Word or LibreOffice",
+}
+"""What opens a file of an old format and saves it as a new one; for other formats, LibreOffice does so alone."""
 _LOCAL_HEADER = b"PK\x03\x04"
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
 _SIZE_LATER = 0x8
@@ -169,7 +176,7 @@ def open_archive(data: bytes, kind: str, suffix: str) -> OfficeArchive:
     if data.startswith(OLE_MAGIC):
         if is_encrypted_package(data):
             raise ToolFailed(f"{cannot}: it is encrypted; ask for a copy without a password")
-        raise ToolFailed(f"{cannot}: it is in an old binary format; ask for a copy saved as {suffix}")
+        raise ToolFailed(f"{cannot}: it is in an old binary format; {save_as(suffix)}")
     if not zipfile.is_zipfile(io.BytesIO(data)):
         raise ToolFailed(f"{cannot}: it is damaged or not a {suffix} file; ask for another copy")
     archive = OfficeArchive(io.BytesIO(data))
@@ -181,6 +188,12 @@ def open_archive(data: bytes, kind: str, suffix: str) -> OfficeArchive:
     if len(parts) > _MAX_PARTS:
         raise _too_large(f"more than {_MAX_PARTS:,} parts")
     return archive
+
+
+def save_as(suffix: str) -> str:
+    """Return what to do about a file that is to be read in the format of another suffix, e.g. `.docx`."""
+    program = _PROGRAMS.get(suffix, "LibreOffice")
+    return f"ask for a copy saved as {suffix}, or open it in {program} and save it so"
 
 
 def _in_usual_form(archive: OfficeArchive) -> tuple[OfficeArchive, list[str]]:

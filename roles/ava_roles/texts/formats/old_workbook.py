@@ -14,7 +14,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.texts.extracted import ALL, BIFF_MAGICS, OLE_MAGIC, Extracted, Part, Wanted
 from ava_roles.texts.formats.addresses import without_scheme
 from ava_roles.texts.formats.number_format import GENERAL, plain_number, show_exactly
-from ava_roles.texts.formats.office import is_encrypted_package
+from ava_roles.texts.formats.office import is_encrypted_package, save_as
 from ava_roles.texts.formats.sheet_table import (
     CELL_CHARS,
     MAX_COLUMNS,
@@ -30,7 +30,7 @@ from ava_roles.texts.formats.workbook import read_xlsx
 from ava_roles.texts.web_page import PARSING_S, parsing
 
 _CANNOT = "this workbook cannot be read"
-_DAMAGED = f"{_CANNOT}: it is damaged, or in another binary format; ask for a copy saved as .xlsx"
+_DAMAGED = f"{_CANNOT}: it is damaged, or in another binary format; {save_as('.xlsx')}"
 _ENCRYPTED = f"{_CANNOT}: it is encrypted; ask for a copy without a password"
 _BIFF8 = 80
 _EMPTY, _TEXT, _NUMBER, _DATE, _BOOLEAN, _ERROR, _BLANK = range(7)

@@ -15,6 +15,7 @@ from typing import ClassVar
 from ava_roles.errors import ToolFailed
 from ava_roles.texts.extracted import ALL, OLE_MAGIC, Extracted, Part, Wanted
 from ava_roles.texts.formats.asides import Aside
+from ava_roles.texts.formats.office import save_as
 from ava_roles.texts.formats.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS
 from ava_roles.texts.formats.phrases import comment_text, count_phrase, object_phrases
 from ava_roles.texts.formats.rtf_text import CAPTURED_CHARS, SYMBOLS, RtfFlow, RtfState, RtfText
@@ -71,7 +72,7 @@ _FORM_DEFAULT = 25  # a check box has its default state
 def read_rtf(data: bytes, _wanted: Wanted = ALL) -> Extracted:
     """Return an RTF file as text: headings marked, tables as rows, then its notes. Raises ToolFailed."""
     if data.startswith(OLE_MAGIC):
-        raise ToolFailed("this RTF file cannot be read: it is in an old binary format; ask for a copy saved as .rtf")
+        raise ToolFailed(f"this RTF file cannot be read: it is in an old binary format; {save_as('.rtf')}")
     if not data.lstrip(b"\xef\xbb\xbf \t\r\n\0").startswith(b"{\\rtf"):
         raise ToolFailed("this file has no text of its kind: it is damaged, or has the name of another kind")
     reader = _Reader(data)

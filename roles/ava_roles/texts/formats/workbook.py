@@ -17,7 +17,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.texts.formats.addresses import without_scheme
 from ava_roles.texts.formats.number_format import GENERAL, plain_number, show_exactly
-from ava_roles.texts.formats.office import OfficeArchive, open_office_file
+from ava_roles.texts.formats.office import OfficeArchive, open_office_file, save_as
 from ava_roles.texts.formats.sheet_table import (
     CELL_CHARS,
     LAST_COLUMN,
@@ -45,7 +45,7 @@ def read_xlsx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
     file = open_office_file(data, "workbook", ".xlsx")
     archive = file.archive
     if "xl/workbook.bin" in archive:
-        raise ToolFailed("this workbook cannot be read: it is in a binary format; ask for a copy saved as .xlsx")
+        raise ToolFailed(f"this workbook cannot be read: it is in a binary format; {save_as('.xlsx')}")
     with warnings.catch_warnings():  # openpyxl warns of what it could not write again, which nobody asks it to do
         warnings.simplefilter("ignore")
         reader = _reader(archive)

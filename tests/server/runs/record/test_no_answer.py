@@ -99,7 +99,10 @@ async def test_a_file_that_cannot_be_read_is_named_and_makes_no_error_of_no_answ
     assert (answer.state, answer.error) == ("no_answer", None)
     result = answer.untrusted_result
     assert result is not None
-    file = "plan.doc: this Word document cannot be read: it is in an old binary format; ask for a copy saved as .docx."
+    file = (
+        "plan.doc: this Word document cannot be read: it is in an old binary format; ask for a copy saved as .docx, "
+        "or open it in Word or LibreOffice and save it so."
+    )
     first, *rest = result.summary.split(". ", 1)
     assert first == "No answer found: none of the searched text has zebras, sleep"
     assert rest[0].startswith(f"{NOT_ALL_READ} Files searched: 13. Not searched: 1 ") and file in rest[0]
