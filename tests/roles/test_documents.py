@@ -36,7 +36,7 @@ def test_one_wide_row_does_not_widen_other_rows() -> None:
         text = web_page.read_csv(wide)
     assert len(text) < 30_000
     assert text.count("| a |") == 1_999
-    assert text.endswith("\n(only the first 200 columns are shown)\n(1 more rows are not shown)")
+    assert text.endswith("\n(only the first 200 columns are shown)\n(1 more row is not shown)")
 
 
 def test_limits_a_table_to_200_columns_2000_rows_and_a_million_characters() -> None:
@@ -110,7 +110,7 @@ def test_sheets_of_a_workbook_share_one_limit_and_omitted_ones_are_counted() -> 
     assert found.unread
     assert found.missing == (
         "what comes from row 76 on in sheet Sheet is too long to read",
-        "1 more sheets, which are not read: Second",
+        "1 more sheet, which is not read: Second",
     )
 
 

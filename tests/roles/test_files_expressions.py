@@ -22,7 +22,7 @@ async def test_finds_lines_by_path_and_skips_ignored_files(at: ToolContext, rege
         "src/main.py:3: def Main():",
         "src/util.ts:1: export const main = 1",
     ]
-    assert "1 binary, large or unreadable files skipped" in got.text
+    assert "1 binary, large or unreadable file skipped" in got.text
     assert got.sources[0].location == "docs/guide.md"
 
 

@@ -68,7 +68,7 @@ async def test_a_long_list_of_files_is_cut_and_says_so(at: ToolContext, tmp_path
     assert got.count == 200 and got.text.startswith("200 files match; there are more: narrow the pattern or the path")
     assert (await find_files(at, "2??.txt", path="docs")).text.split("\n") == [
         "1 file matches",
-        "docs/200.txt (1 bytes)",
+        "docs/200.txt (1 byte)",
     ]
     for wrong in ("!", "#x"):
         with pytest.raises(ToolFailed, match="cannot be used"):

@@ -213,7 +213,7 @@ async def test_html_is_searched_and_quoted_without_its_tags(at: ToolContext, tmp
 async def test_says_how_many_files_were_not_searched_and_why(at: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "large.txt").write_bytes(b"pump\n" * 2_500_000)
     got = await ask_files(at, "pump")
-    assert got.text.startswith("1 files fit best (")
+    assert got.text.startswith("1 file fits best (")
     assert "; not searched: 1 not text, 1 too large or damaged\n" in got.text
     got = await ask_files(replace(at, seconds_left=lambda: 0.0), "pump")
     assert got.text.startswith("0 files fit best (0 searched); not searched: 8 not reached in the time: ask again,")

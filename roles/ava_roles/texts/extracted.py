@@ -175,7 +175,10 @@ class Extracted:
         if not self.unread:
             return ""
         if self.parts and self.parts[0].place.startswith("page "):
-            return f"pages {len(self.parts) + 1:,} to {self.total:,}"
+            first = len(self.parts) + 1
+            if first == self.total:
+                return f"page {first:,}"
+            return f"pages {first:,} to {self.total:,}"
         return "the end"
 
     def of_pages(self, wanted: Wanted) -> Extracted:

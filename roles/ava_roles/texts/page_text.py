@@ -29,6 +29,7 @@ from ava_roles.texts.page_elements import (
     open_list,
 )
 from ava_roles.texts.page_tables import PageTable, Span, without_marks
+from ava_roles.texts.phrases import count_phrase
 from ava_roles.wrap import unescape_html
 
 NEEDS_SCRIPTS = "text that its scripts make (it needs scripts, which are not run)"
@@ -156,7 +157,7 @@ class _Reader:
         if needs_scripts:
             missing.insert(0, NEEDS_SCRIPTS)
         if self._unnamed:
-            missing.append(f"{self._unnamed:,} more frames or objects")
+            missing.append(count_phrase(self._unnamed, "more frame or object", "more frames or objects"))
         return PageText(text, self._title, tuple(missing), self._unseen(), needs_scripts, self._visible_html())
 
     # -- the page piece by piece --
@@ -224,7 +225,7 @@ class _Reader:
         if end is None:
             end = len(self._html)
             if self._html[at:end].strip():
-                self._missing[f"what follows {what} ({end - at:,} characters)"] = None
+                self._missing[f"what follows {what} ({count_phrase(end - at, 'character')})"] = None
         self._lines(self._html[at:end])
         return end
 

@@ -47,6 +47,7 @@ from ava_roles.texts.passages import (
     split_lines,
     split_passages,
 )
+from ava_roles.texts.phrases import count_phrase
 from ava_roles.texts.places import SHARE, places_of
 from ava_roles.texts.store import PASSAGES_MOST, KeptText, TextStore, is_same
 from ava_roles.texts.table_rows import HeadRoom, with_heads
@@ -81,12 +82,16 @@ TOO_LARGE = "too large or damaged"
 NO_EXTRA = "documents, which need the extra `documents`"
 UNREADABLE = "documents that cannot be read"
 NOT_REACHED = "not reached in the time: ask again, or give a path"
-NO_ROOM = "more text than is kept at once: give a path"
+NO_ROOM = "with more text than is kept at once: give a path"
 REMOVED = "removed meanwhile from what is kept: ask again"
 HEADS_LEFT_OUT = "the heads of columns in some rows, which a search shows without them: they are too many or too long"
 _NO_TEXT = hashlib.sha256(NOT_TEXT.encode()).digest()
 _NOTHING_LOST = (NOT_TEXT, GONE)
 _SHARED_REASONS = (*_NOTHING_LOST, NOT_OPENED, TOO_LARGE, NO_EXTRA, NO_ROOM, REMOVED)
+_SINGULAR = {
+    NO_EXTRA: "document, which needs the extra `documents`",
+    UNREADABLE: "document that cannot be read",
+}
 _REASONS_OF_ONE = {
     NOT_OPENED: "it cannot be opened",
     TOO_LARGE: "it is too large or damaged",
@@ -208,6 +213,10 @@ class FolderTexts:
         if self.waiting:
             in_order[NOT_REACHED] = len(self.waiting)
         return in_order
+
+    def reasons_left_out(self) -> list[str]:
+        """Return how many files have no text, by reason, in words, the commonest first."""
+        return [count_phrase(count, _SINGULAR.get(why, why), why) for why, count in self.left_out().items()]
 
     def note(self, path: str, text: KeptText) -> None:
         """Add what is kept of a file."""

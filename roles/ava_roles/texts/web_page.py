@@ -16,6 +16,7 @@ from itertools import islice
 from ava_extras import has_extra, load
 from ava_roles.errors import ToolFailed
 from ava_roles.texts.page_text import SHORT_CHARS, PageText, read_page_text
+from ava_roles.texts.phrases import count_phrase
 
 PAGE_CHARS = 200_000
 _MAX_TAGS = 100_000  # with more, finding the article takes minutes and gigabytes
@@ -184,7 +185,7 @@ def render_table(rows: Iterable[Iterable[str]], budget: TableBudget | None = Non
             notes.append("(cut here: the rest is too long to read)")
             break
     if more:
-        notes.append(f"({more:,} more rows are not shown)")
+        notes.append(f"({count_phrase(more, 'more row is', 'more rows are')} not shown)")
     if not lines:
         return "\n".join(["(empty)", *notes])
     lines[:2] = [lines[1], lines[0]]

@@ -16,6 +16,7 @@ from pydantic import Field
 from ava_roles.errors import NotThere, ToolFailed
 from ava_roles.sandbox.paths import shown
 from ava_roles.texts.encodings import decode
+from ava_roles.texts.phrases import count_phrase
 from ava_roles.threads import run_sync
 from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_edits
 from ava_roles.tools.editable_text import (
@@ -171,8 +172,7 @@ def _blanks(white: str) -> str:
     words: list[str] = []
     for char, run in groupby(white):
         count = len(list(run))
-        plural = "" if count == 1 else "s"
-        words.append(f"{count} {_name(char)}{plural}")
+        words.append(count_phrase(count, _name(char)))
     return " and ".join(words[:6]) or "no white space"
 
 
@@ -298,7 +298,7 @@ def _edit(edits: Edits, args: EditFileArgs, hide: Callable[[str], str]) -> ToolO
         raise ToolFailed(f"{shown(name)} would have {size:,} characters, more than {BYTES_MAX:,}; write less")
     edited, regions = editable.replaced(starts, old, new)
     edits.write(name, _encode(name, edited))
-    places = "1 place" if len(starts) == 1 else f"{len(starts):,} places"
+    places = count_phrase(len(starts), "place")
     head = f"edited {shown(name)}: {places}, {describe_counts(editable.lines, edited.lines, regions)}"
     invisible = clean(old)[1]
     if invisible:
@@ -444,11 +444,11 @@ def _describe_places(name: str, editable: EditableText, starts: list[int]) -> st
 
 
 def _lines(count: int) -> str:
-    return "1 line" if count == 1 else f"{count:,} lines"
+    return count_phrase(count, "line")
 
 
 def _bytes(data: bytes) -> str:
-    return "1 byte" if len(data) == 1 else f"{len(data):,} bytes"
+    return count_phrase(len(data), "byte")
 
 
 def _note_on_last_line(before: EditableText, after: EditableText) -> str:

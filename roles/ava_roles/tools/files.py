@@ -34,6 +34,7 @@ from ava_roles.texts.child import command as child_command
 from ava_roles.texts.encodings import decode
 from ava_roles.texts.extracted import Extracted, Format, Wanted, format_of
 from ava_roles.texts.passages import FileMatch, PassageRanking, Query, filler_words, language_of, split_lines
+from ava_roles.texts.phrases import count_phrase
 from ava_roles.texts.places import places_of
 from ava_roles.texts.reading import MAX_ENTRIES, FolderReader, FolderTexts
 from ava_roles.texts.store import TextStore
@@ -112,7 +113,7 @@ def _read(root: Root, args: ReadFileArgs, room: int, hide: Callable[[str], str],
     packed, is_longer, mark = root.read_marked(name, _MAX_BYTES)
     data, is_longer_unpacked = unpacked(packed, _MAX_BYTES)
     is_cut = is_longer_unpacked or is_longer
-    size = f"{len(data):,} bytes"
+    size = count_phrase(len(data), "byte")
     if is_cut:
         size = f"more than {_MAX_BYTES:,} bytes, only the first are read"
     sha256 = "" if is_longer else hashlib.sha256(packed).hexdigest()
@@ -167,11 +168,11 @@ def _show_lines(
     args = request.args
     column = args.column or 1
     if args.offset > max(len(lines), 1):
-        raise ToolFailed(f"it has {len(lines):,} lines; give an offset up to that")
+        raise ToolFailed(f"it has {count_phrase(len(lines), 'line')}; give an offset up to that")
     if lines:
         length = len(lines[args.offset - 1])
         if column > length + 1:
-            raise ToolFailed(f"line {args.offset:,} has {length:,} characters; give a column up to that")
+            raise ToolFailed(f"line {args.offset:,} has {count_phrase(length, 'character')}; give a column up to that")
     window = take_lines(lines, args.offset, args.limit, request.room, column)
     head = f"{shown(request.name)} ({what}, {request.size}): {_describe_window(lines, window, column)}"
     tail = _describe_rest(lines, window, args)
@@ -208,7 +209,7 @@ def _describe_rest(lines: Sequence[str], window: LineWindow, args: ReadFileArgs)
 def _show_pages(request: _FileRequest, kind: Format, data: bytes, document: Extracted) -> ToolOutput:
     first = request.args.offset
     if first > document.total:
-        raise ToolFailed(f"it has {document.total:,} pages; give an offset up to that")
+        raise ToolFailed(f"it has {count_phrase(document.total, 'page')}; give an offset up to that")
     wanted = Wanted(first, request.args.limit, request.room)
     if first <= len(document.parts):
         pages = document.of_pages(wanted)
@@ -253,9 +254,9 @@ def _list_folder(name: str, entries: list[FolderEntry], args: ReadFileArgs) -> T
     listed = entries[start : start + limit]
     end = start + len(listed)
     folder = name or "."
-    lines = [f"{shown(folder)} (folder): {len(entries):,} entries", ""]
+    lines = [f"{shown(folder)} (folder): {count_phrase(len(entries), 'entry', 'entries')}", ""]
     for entry in listed:
-        suffix = _KIND_WORDS.get(entry.kind) or f"  {entry.size:,} bytes"
+        suffix = _KIND_WORDS.get(entry.kind) or f"  {count_phrase(entry.size, 'byte')}"
         lines.append(f"{shown(entry.name)}{suffix}")
     if end < len(entries):
         lines.append(f"\n[goes on: offset {end + 1}]")
@@ -299,8 +300,8 @@ def _find_files(root: Root, args: FindFilesArgs, check: Callable[[], None]) -> T
     walk = WalkFilter(root, check)
     entries = root.walk(root.find(args.path), limit=MAX_ENTRIES, keep=walk)
     matches = (entry for entry in entries if matching.match_file(unicodedata.normalize("NFC", entry.name)))
-    lines = [f"{shown(entry.name)} ({entry.size:,} bytes)" for entry in islice(matches, _MAX_FILES)]
-    head = "1 file matches" if len(lines) == 1 else f"{len(lines)} files match"
+    lines = [f"{shown(entry.name)} ({count_phrase(entry.size, 'byte')})" for entry in islice(matches, _MAX_FILES)]
+    head = count_phrase(len(lines), "file matches", "files match")
     if next(matches, None) is not None:
         head += "; there are more: narrow the pattern or the path"
     elif walk.seen >= MAX_ENTRIES:
@@ -348,11 +349,12 @@ class SearchCodebase:
         lines = [f"{shown(path)}:{number}: {line}" for path, number, line in result.hits]
         paths = dict.fromkeys(path for path, _, _ in result.hits)
         files = tuple(Source(path, sha256=result.hashes.get(path, "")) for path in paths)
-        head = f"{len(lines)} lines match in {len(files)} files ({result.files:,} searched)"
+        matches = count_phrase(len(lines), "line matches", "lines match")
+        head = f"{matches} in {count_phrase(len(files), 'file')} ({result.files:,} searched)"
         if result.more:
             head += "; there are more: narrow the query, the path or the glob"
         if result.skipped:
-            head += f"; {result.skipped:,} binary, large or unreadable files skipped"
+            head += f"; {count_phrase(result.skipped, 'binary, large or unreadable file')} skipped"
         if result.cut:
             head += f"; only the first {grep.MAX_ENTRIES:,} entries were searched: give a path"
         head += _list_files(_NOT_UTF8, result.notes)
@@ -472,7 +474,7 @@ class SearchAndRead:
         if await run_sync(reader.note_removed, texts):
             texts, files, ranking = await search()
             await run_sync(reader.note_removed, texts)
-        head = f"{len(files)} files fit best ({texts.searched:,} searched)"
+        head = f"{count_phrase(len(files), 'file fits', 'files fit')} best ({texts.searched:,} searched)"
         reasons = ", ".join(_reasons(texts))
         if reasons:
             head += f"; not searched: {reasons}"
@@ -516,7 +518,7 @@ def _list_files(heading: str, sentences: Mapping[str, str]) -> str:
             line = line[: _LISTED_CHARS - 1] + "…"
         text += line
     if len(lines) > _LISTED_FILES:
-        text += f"\n- and {len(lines) - _LISTED_FILES:,} other files"
+        text += f"\n- and {count_phrase(len(lines) - _LISTED_FILES, 'other file')}"
     return text
 
 
@@ -536,7 +538,7 @@ def _describe_unread(texts: FolderTexts) -> str:
             name = "…" + name[1 - _LISTED_CHARS :]
         lines.append(f"{name}: {reasons[path]}")
     if len(reasons) > _UNREAD_LISTED:
-        lines.append(f"and {len(reasons) - _UNREAD_LISTED:,} other files")
+        lines.append(f"and {count_phrase(len(reasons) - _UNREAD_LISTED, 'other file')}")
     return "\n".join(lines)
 
 
@@ -563,9 +565,9 @@ def _is_named(path: str, words: Collection[str]) -> bool:
 
 def _reasons(texts: FolderTexts) -> list[str]:
     """Return how many files were not searched, by the reason."""
-    reasons = [f"{count:,} {reason}" for reason, count in texts.left_out().items()]
+    reasons = texts.reasons_left_out()
     if texts.unread:
-        reasons.append(f"the end of {len(texts.unread):,}")
+        reasons.append(f"the end of {count_phrase(len(texts.unread), 'file')}")
     if texts.more:
         reasons.append(f"all after the first {MAX_ENTRIES:,} entries: give a path")
     return reasons
@@ -575,7 +577,7 @@ def _describe_spread(query: Query, ranking: PassageRanking) -> str:
     """Return how many passages have each word of the question."""
     counts = [f"{word} {count:,}" for word, count in zip(query.words, ranking.spread, strict=True)]
     words = ", ".join(counts) or "no word to look for"
-    return f"\nOf {ranking.total:,} passages have: {words}"
+    return f"\nOf {count_phrase(ranking.total, 'passage')} have: {words}"
 
 
 def _describe_languages(question: str, reader: FolderReader, texts: FolderTexts) -> str:

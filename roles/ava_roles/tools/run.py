@@ -16,6 +16,7 @@ from pydantic import Field
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.memory import DEVICES, Memory, Note, best_notes
 from ava_roles.sandbox.paths import Root, shown
+from ava_roles.texts.phrases import count_phrase
 from ava_roles.threads import run_sync
 from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_artifacts, need_memory
 from ava_roles.wrap import list_names
@@ -181,7 +182,7 @@ def _save(folder: Root, args: SaveArtifactArgs, hide: Callable[[str], str]) -> T
     note = ""
     if content != args.content:
         note = "; what looks like a key in it was replaced"
-    return ToolOutput(f"saved {args.name}: {len(data):,} bytes, sha256 {digest}{note}", count=1)
+    return ToolOutput(f"saved {args.name}: {count_phrase(len(data), 'byte')}, sha256 {digest}{note}", count=1)
 
 
 NAME = "recall"
@@ -242,7 +243,7 @@ def _recall(memory: Memory, args: RecallArgs, hide: Callable[[str], str]) -> Too
         text = _list_notes(notes, unreadable, hide)
         count = len(notes)
     if args.offset and args.offset >= len(text):
-        raise ToolFailed(f"that has {len(text):,} characters; give a smaller offset than {args.offset:,}")
+        raise ToolFailed(f"that has {count_phrase(len(text), 'character')}; give a smaller offset than {args.offset:,}")
     end = args.offset + PAGE_CHARS
     page = text[args.offset : end]
     if end < len(text):
@@ -274,11 +275,11 @@ def _list_notes(notes: list[Note], unreadable: int, hide: Callable[[str], str]) 
 
 
 def _count(notes: list[Note]) -> str:
-    return "1 note" if len(notes) == 1 else f"{len(notes)} notes"
+    return count_phrase(len(notes), "note")
 
 
 def _head(note: Note) -> str:
-    return f"{note.name} ({datetime.fromtimestamp(note.changed_s, UTC):%Y-%m-%d}, {note.size:,} bytes)"
+    return f"{note.name} ({datetime.fromtimestamp(note.changed_s, UTC):%Y-%m-%d}, {count_phrase(note.size, 'byte')})"
 
 
 def _quote_passages(notes: list[Note], query: str, hide: Callable[[str], str]) -> tuple[str, int]:

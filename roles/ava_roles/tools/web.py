@@ -20,6 +20,7 @@ from ava_roles.net.search_engines import MOST_HITS, SearchResults, asked_to_wait
 from ava_roles.placeholders import fill_header, fill_query
 from ava_roles.texts import parser_process
 from ava_roles.texts.extracted import PDF, is_pdf
+from ava_roles.texts.phrases import count_phrase
 from ava_roles.texts.places import places_of
 from ava_roles.texts.web_page import WebPage
 from ava_roles.threads import run_sync
@@ -91,11 +92,7 @@ class WebSearch:
 def _render_results(results: SearchResults) -> str:
     """Return the hits for the model. The query is not repeated: its words are not from a page."""
     count = len(results.hits)
-    count_words = f"{count} results"
-    if not count:
-        count_words = "no results"
-    elif count == 1:
-        count_words = "1 result"
+    count_words = count_phrase(count, "result") if count else "no results"
     head = f"{results.engine}: {count_words}"
     if results.note:
         head += f"\nNote: {results.note}"
@@ -144,7 +141,7 @@ class _PageRead:
         facts = [f"status {response.status}", response.content_type or "no stated type"]
         if self.page.date:
             facts.append(f"date {self.page.date}")
-        facts.append(f"{len(self.text):,} characters")
+        facts.append(count_phrase(len(self.text), "character"))
         if response.truncated or len(self.page.text) > _PAGE_CHARS:
             facts.append("only the beginning")
         lines = [f"# {self.page.title or masked(response.url)}", f"URL: {masked(response.url)}"]
@@ -266,7 +263,10 @@ def _join_pages(reads: list[_PageRead], most: int) -> str:
         part = f"{each.head()}\n\n{each.text[:cut]}".rstrip()
         rest = each.text[cut:].strip()
         if rest:
-            part += f"\n\n[{len(rest):,} more characters of this page follow below]"
+            follow = count_phrase(
+                len(rest), "more character of this page follows", "more characters of this page follow"
+            )
+            part += f"\n\n[{follow} below]"
             rests.append(f"# The rest of {masked(each.url)}\n\n{rest}")
         parts.append(part)
     return "\n\n".join(parts + rests)
@@ -369,7 +369,8 @@ class HttpGet:
         if response.redirects:
             shown_url = response.url
         content_type = response.content_type or "no stated type"
-        head = f"GET {masked(shown_url)}: status {response.status}, {content_type}, {len(response.body):,} bytes"
+        size = count_phrase(len(response.body), "byte")
+        head = f"GET {masked(shown_url)}: status {response.status}, {content_type}, {size}"
         if response.truncated:
             head += " (cut there; give a larger max_bytes)"
         if response.status in (429, 503):
@@ -467,7 +468,7 @@ def read_page(response: Response) -> WebPage:
         return _read_pdf(response)
     if not is_html(response) and not is_text(response):
         content_type = response.content_type or "of no stated type"
-        raise ToolFailed(f"it is {content_type} ({len(response.body):,} bytes), not text")
+        raise ToolFailed(f"it is {content_type} ({count_phrase(len(response.body), 'byte')}), not text")
     decoded = response.decoded()
     if is_html(response):
         page = parser_process.read_html(decoded.text, response.url)

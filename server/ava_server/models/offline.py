@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import anyio.to_thread
 
 from ava_audit.events import Usage
+from ava_audit.units import counted
 from ava_roles.texts.passages import Query
 from ava_server.core.errors import ModelError, with_advice
 from ava_server.models import json_text
@@ -289,7 +290,7 @@ def _result(query: Query, results: list[ToolTurn]) -> tuple[dict[str, Any], Sequ
 
 def _found_answer(chosen: Sequence[Passage], query: Query, spread: Spread, results: list[ToolTurn]) -> dict[str, Any]:
     sources = dict.fromkeys(piece.source for piece in chosen)
-    counts = f"{len(chosen)} passage{_s(chosen)} in {len(sources)} source{_s(sources)}"
+    counts = f"{counted(len(chosen), 'passage')} in {counted(len(sources), 'source')}"
     why = "from the beginning of what the task names"
     missing: list[str] = []
     if query.telling:
@@ -459,7 +460,3 @@ def _failures(results: list[ToolTurn]) -> list[str]:
         if result.name != SUBMIT:
             failed += failures(result.name, result.text)
     return [*partly, *failed[:NAMED_MOST]]
-
-
-def _s(things: Collection[object]) -> str:
-    return "" if len(things) == 1 else "s"

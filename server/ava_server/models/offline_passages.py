@@ -29,8 +29,8 @@ _FOUND_PLACE = re.compile(
     re.MULTILINE,
 )
 _FOUND_HEAD = re.compile(
-    r"\s*(?P<files>\d+) files fit best \((?P<searched>[\d,]+) searched\)(?:; not searched: (?P<left>[^\n]*))?"
-    r"\nOf (?P<total>[\d,]+) passages have: (?P<words>[^\n]*)"
+    r"\s*(?P<files>\d+) files? fits? best \((?P<searched>[\d,]+) searched\)(?:; not searched: (?P<left>[^\n]*))?"
+    r"\nOf (?P<total>[\d,]+) passages? have: (?P<words>[^\n]*)"
     r"(?:\n(?P<languages>The question seems to be in [^\n]*))?"
 )
 _WORD_COUNT = re.compile(r"([^\s,]+) (\d[\d,]*\d|\d)(?=, |$)")
@@ -43,7 +43,7 @@ _HEAD_CHARS = 10_000
 _CUT_LINE = re.compile(r"(\d+) \(of ([\d,]+)\)")
 _PAGE = re.compile(r"^\[(page \d+(?: \([\w .-]{1,20}\))?)\]\n", re.MULTILINE)
 _SHEET = re.compile(r"^\[(sheet [^\n]+)\]\n", re.MULTILINE)
-_WORKBOOK = re.compile(r"[^\n]* \((?:workbook|OpenDocument spreadsheet), [\d,]+ bytes\): ")
+_WORKBOOK = re.compile(r"[^\n]* \((?:workbook|OpenDocument spreadsheet), [\d,]+ bytes?\): ")
 _GOES_ON = re.compile(r"\n\n\[goes on: [^\n]*\]\s*$")
 _WEB_HEAD = re.compile(
     r"^# (?:The rest of (?P<rest>\S+)\n"
@@ -53,7 +53,7 @@ _WEB_HEAD = re.compile(
     re.MULTILINE,
 )
 _FAILED_PAGE = re.compile(r"^# (\S+)\nNot read: ([^\n]*)$", re.MULTILINE)
-_MORE_BELOW = re.compile(r"\n\n\[[\d,]+ more characters of this page follow below\]\s*$")
+_MORE_BELOW = re.compile(r"\n\n\[[\d,]+ more characters? of this page follows? below\]\s*$")
 
 
 @dataclass(frozen=True)

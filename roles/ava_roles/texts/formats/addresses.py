@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ava_roles.texts.phrases import count_phrase
+
 _LINK = re.compile(rb"<a\s[^<>]{0,500}href\s{0,9}=\s{0,9}[\"']?(https?://[^\"'\s>]{1,500})([^<]{0,500})", re.IGNORECASE)
 
 
@@ -22,4 +24,4 @@ def count_of_addresses(addresses: set[bytes]) -> list[str]:
     count = len(addresses)
     if not count:
         return []
-    return ["1 address of links"] if count == 1 else [f"{count:,} addresses of links"]
+    return [count_phrase(count, "address of links", "addresses of links")]

@@ -17,8 +17,8 @@ from ava_roles.texts.encodings import decode
 from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.texts.formats.addresses import count_of_addresses, unseen_addresses
 from ava_roles.texts.formats.office import OfficeArchive, open_archive, own_document_type, parse_xml, part_key
-from ava_roles.texts.formats.phrases import count_phrase
 from ava_roles.texts.page_text import read_page_text
+from ava_roles.texts.phrases import count_phrase
 from ava_roles.texts.web_page import PARSING_S, parsing
 
 _TEXT_CHARS = 5_000_000
@@ -61,7 +61,10 @@ class _Book:
             is_full = number > _MOST_SECTIONS or size >= _TEXT_CHARS
             is_late = time.monotonic() > self._until
             if is_full or is_late:
-                self._gaps.append(f"sections {number:,} to {len(spine):,}, which are too much to read")
+                rest = f"sections {number:,} to {len(spine):,}, which are"
+                if number == len(spine):
+                    rest = f"section {number:,}, which is"
+                self._gaps.append(f"{rest} too much to read")
                 unread = True
                 break
             text = self._section(number, items.get(item_id))[: _TEXT_CHARS - size]
@@ -82,7 +85,7 @@ class _Book:
         phrases = self._gaps[:_MOST_NAMED]
         more = len(self._gaps) - _MOST_NAMED
         if more > 0:
-            phrases.append(f"{more:,} more notes on sections")
+            phrases.append(f"{count_phrase(more, 'more note')} on sections")
         return (*phrases, *count_of_addresses(self._addresses))
 
     # -- the package ------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from ava_roles.texts.encodings import decode
 from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.texts.formats.addresses import count_of_addresses, unseen_addresses
 from ava_roles.texts.page_text import read_page_text
+from ava_roles.texts.phrases import count_phrase
 from ava_roles.texts.web_page import parsing
 
 _HEADERS = ("From", "To", "Cc", "Bcc", "Reply-To", "Date", "Subject")
@@ -127,7 +128,7 @@ class _Reader:
         more = len(self._missing) - _MOST_NAMED
         if more <= 0:
             return tuple(self._missing)
-        return (*self._missing[:_MOST_NAMED], f"{more:,} more parts")
+        return (*self._missing[:_MOST_NAMED], count_phrase(more, "more part"))
 
     def _message(self, message: Message, depth: int) -> None:
         blocks: list[str] = []
@@ -136,7 +137,7 @@ class _Reader:
         for name in _HEADERS:
             values = message.get_all(name, [])
             if len(values) > _SAME_HEADERS:
-                self._missing.append(f"{len(values) - _SAME_HEADERS:,} more headers of the name {name}")
+                self._missing.append(f"{count_phrase(len(values) - _SAME_HEADERS, 'more header')} of the name {name}")
             for value in values[:_SAME_HEADERS]:
                 lines.append(f"{name}: {' '.join(str(value).split())[:_HEADER_CHARS]}")
                 if len(str(value)) >= _HEADER_CHARS:
@@ -242,7 +243,7 @@ class _Reader:
             noun = "a picture"
         name = file_name or media_type[:_NAME_CHARS]
         size = len(part.get_payload(decode=True) or b"")
-        self._missing.append(f"{noun}: {name} ({size:,} bytes)")
+        self._missing.append(f"{noun}: {name} ({count_phrase(size, 'byte')})")
 
     def _name_links(self, page: Message) -> None:
         """Name how many links lead to an address that is not shown."""

@@ -11,6 +11,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.texts.encodings import decode
 from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.texts.page_text import read_page_text
+from ava_roles.texts.phrases import count_phrase
 from ava_roles.texts.web_page import parsing
 
 _TEXT_CHARS = 5_000_000
@@ -49,7 +50,7 @@ def read_notebook(data: bytes, _wanted: Wanted = ALL) -> Extracted:
     room = _TEXT_CHARS
     for number, cell in enumerate(cells, 1):
         if room <= 0 or number > _MAX_CELLS:
-            named.insert(0, f"{len(cells) - number + 1:,} cells after cell {number - 1:,}")
+            named.insert(0, f"{count_phrase(len(cells) - number + 1, 'cell')} after cell {number - 1:,}")
             break
         text = _cell_text(cell, number, language, named)
         if len(text) > room:
@@ -57,7 +58,7 @@ def read_notebook(data: bytes, _wanted: Wanted = ALL) -> Extracted:
         parts.append(Part(f"cell {number}", text[:room]))
         room -= len(text)
     if len(named) > _MOST_NAMED:
-        named[_MOST_NAMED:] = [f"{len(named) - _MOST_NAMED:,} more outputs"]
+        named[_MOST_NAMED:] = [count_phrase(len(named) - _MOST_NAMED, "more output")]
     return Extracted(tuple(parts), None, len(cells), tuple(named), note=decoded.note)
 
 

@@ -8,7 +8,7 @@ from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.texts.formats.opendocument import OpenPackage, OpenReader
 from ava_roles.texts.formats.opendocument_lists import style_elements
 from ava_roles.texts.formats.package import child, children, name_of, value_of
-from ava_roles.texts.formats.phrases import comment_text
+from ava_roles.texts.phrases import comment_text, count_phrase
 from ava_roles.texts.web_page import parsing
 
 _MAX_SLIDES = 5_000
@@ -34,7 +34,8 @@ class _Reader(OpenReader):
         slides = children(self._body, "draw:page")
         for number, slide in enumerate(slides, 1):
             if self._full() or number > _MAX_SLIDES:
-                parts.append(Part("", f"({len(slides) - number + 1:,} more slides are not shown)"))
+                more = count_phrase(len(slides) - number + 1, "more slide is", "more slides are")
+                parts.append(Part("", f"({more} not shown)"))
                 break
             heading = f"slide {number}"
             if value_of(slide, "style-name") in hidden:

@@ -29,6 +29,7 @@ from ava_roles.texts.formats.sheet_table import (
     describe_hidden,
     one_line,
 )
+from ava_roles.texts.phrases import count_phrase
 from ava_roles.texts.web_page import parsing
 
 _MOST_REPEATS = 100
@@ -80,7 +81,9 @@ class _Reader(OpenReader):
                 self._room.missing.append(f"sheet {title} has cells of another file, which is not opened ({address})")
             if self._room.spent:
                 titles = [one_line(attribute_of(other, "name")) for other in tables[number : number + 20]]
-                more = f"{len(tables) - number:,} more sheets, which are not read"
+                more = count_phrase(
+                    len(tables) - number, "more sheet, which is not read", "more sheets, which are not read"
+                )
                 self._room.missing.append(f"{more}: {', '.join(titles)}")
                 self._unread = True
                 break
@@ -124,7 +127,9 @@ class _Reader(OpenReader):
         boxes = [] if shapes is None else self._apart(shapes)
         below += [f"[text box] {one_line(box)}" for box in boxes[:MOST_NOTES]]
         if len(boxes) > MOST_NOTES:
-            self._room.missing.append(f"{len(boxes) - MOST_NOTES:,} more text boxes of sheet {title}")
+            self._room.missing.append(
+                f"{count_phrase(len(boxes) - MOST_NOTES, 'more text box', 'more text boxes')} of sheet {title}"
+            )
         below += self._printed(element)
         return "\n".join([*sheet.table.lines(), *self._room.fitting(below, f"notes and text boxes of sheet {title}")])
 

@@ -25,8 +25,10 @@ from ava_roles.texts.formats.sheet_table import (
     cell_name,
     describe_hidden,
     one_line,
+    unread_phrase,
 )
 from ava_roles.texts.formats.workbook import read_xlsx
+from ava_roles.texts.phrases import count_phrase
 from ava_roles.texts.web_page import PARSING_S, parsing
 
 _CANNOT = "this workbook cannot be read"
@@ -148,7 +150,10 @@ class _OldBook:
         for number, title in enumerate(titles):
             if self._room.spent:
                 rest = ", ".join(titles[number : number + 20])
-                self._missing.append(f"{len(titles) - number:,} more sheets, which are not read: {rest}")
+                more = count_phrase(
+                    len(titles) - number, "more sheet, which is not read", "more sheets, which are not read"
+                )
+                self._missing.append(f"{more}: {rest}")
                 unread = True
                 break
             sheet = self._sheet(number, title)
@@ -275,9 +280,7 @@ class _OldBook:
         unread: Counter[str] = Counter()
         yield from self._notes_of_records(number, unread)
         if unread:
-            phrases = [f"{count} {noun}" if count == 1 else f"{count} {noun}s" for noun, count in unread.items()]
-            verb = "is" if unread.total() == 1 else "are"
-            self._missing.append(f"sheet {title} has {' and '.join(phrases)}, which {verb} not read")
+            self._missing.append(unread_phrase(title, unread))
 
     def _notes_of_records(self, number: int, unread: Counter[str]) -> Iterator[str]:
         kind = 0  # of the last object
@@ -375,7 +378,8 @@ def _without_codes(text: str) -> str:
 def _links(sheet: Any, table: SheetTable) -> Iterator[str]:
     links = sheet.hyperlink_list
     if len(links) > MOST_NOTES:
-        yield f"[{len(links) - MOST_NOTES:,} more links, which are not read]"
+        more = count_phrase(len(links) - MOST_NOTES, "more link, which is not read", "more links, which are not read")
+        yield f"[{more}]"
     for link in links[:MOST_NOTES]:
         address = one_line(str(link.url_or_path or ""))
         place = cell_name(link.frowx + 1, link.fcolx + 1)

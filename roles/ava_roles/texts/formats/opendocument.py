@@ -28,7 +28,7 @@ from ava_roles.texts.formats.package import (
     words_of,
 )
 from ava_roles.texts.formats.part_reader import ADDRESS_CHARS, CUT, NAME_CHARS, TEXT_CHARS, FlowReader
-from ava_roles.texts.formats.phrases import comment_text, count_phrase
+from ava_roles.texts.phrases import comment_text, count_phrase
 from ava_roles.texts.web_page import MAX_COLUMNS, render_table
 
 _MANIFEST = "META-INF/manifest.xml"

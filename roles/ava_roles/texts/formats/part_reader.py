@@ -8,7 +8,7 @@ from typing import Any
 
 from ava_roles.texts.formats.asides import join_line
 from ava_roles.texts.formats.package import OfficePackage
-from ava_roles.texts.formats.phrases import count_phrase, object_phrases
+from ava_roles.texts.phrases import count_phrase, object_phrases
 from ava_roles.texts.web_page import TableBudget
 
 TEXT_CHARS = 5_000_000

@@ -17,8 +17,8 @@ from ava_roles.texts.extracted import ALL, OLE_MAGIC, Extracted, Part, Wanted
 from ava_roles.texts.formats.asides import Aside
 from ava_roles.texts.formats.office import save_as
 from ava_roles.texts.formats.part_reader import ADDRESS_CHARS, CUT, MOST_NAMED, NAME_CHARS
-from ava_roles.texts.formats.phrases import comment_text, count_phrase, object_phrases
 from ava_roles.texts.formats.rtf_text import CAPTURED_CHARS, SYMBOLS, RtfFlow, RtfState, RtfText
+from ava_roles.texts.phrases import comment_text, count_phrase, object_phrases
 from ava_roles.texts.web_page import parsing
 
 _TOKEN = re.compile(
@@ -190,7 +190,7 @@ class _Reader(RtfText):
     def _name_rest(self, rest: bytes) -> None:
         rest = rest.strip(b"\0 \t\r\n")
         if rest:
-            self._objects[f"what follows the end of its text ({len(rest):,} bytes)"] += 1
+            self._objects[f"what follows the end of its text ({count_phrase(len(rest), 'byte')})"] += 1
 
     # -- groups -----------------------------------------------------------------------------------------------
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ava_roles.texts.extracted import MOST_CHARS, column_letters
+from ava_roles.texts.phrases import count_phrase
 
 MAX_COLUMNS = 1_000
 LAST_COLUMN = 16_384  # that a workbook can have
@@ -110,7 +111,7 @@ class SheetRoom:
 
     def defined_names(self, lines: Sequence[str]) -> str:
         if len(lines) > MOST_NOTES:
-            self.missing.append(f"{len(lines) - MOST_NOTES:,} more defined names")
+            self.missing.append(count_phrase(len(lines) - MOST_NOTES, "more defined name"))
         return "\n".join(self.fitting(lines[:MOST_NOTES], "defined names"))
 
     def fill_merged(self, table: SheetTable, ranges: Iterable[tuple[int, int, int, int]], title: str) -> None:
@@ -131,6 +132,16 @@ class SheetRoom:
 def one_line(text: str, most: int = _NOTE_CHARS, cut: str = "it is longer") -> str:
     line = " ".join(text[: 2 * most].split())
     return line if len(line) <= most else f"{line[:most]} (cut here: {cut})"
+
+
+def unread_phrase(title: str, unread: Mapping[str, int]) -> str:
+    """Return what a sheet has beside its cells that is not read; `unread`: how many there are of each noun."""
+    phrases: list[str] = []
+    for noun, count in unread.items():
+        plural = "more text boxes" if noun == "more text box" else ""
+        phrases.append(count_phrase(count, noun, plural))
+    verb = "is" if sum(unread.values()) == 1 else "are"
+    return f"sheet {title} has {' and '.join(phrases)}, which {verb} not read"
 
 
 def cell_name(row: int, column: int) -> str:

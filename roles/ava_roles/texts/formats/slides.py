@@ -24,8 +24,8 @@ from ava_roles.texts.formats.package import (
     words_of,
 )
 from ava_roles.texts.formats.part_reader import ADDRESS_CHARS, CUT, TEXT_CHARS, PartReader
-from ava_roles.texts.formats.phrases import count_phrase
 from ava_roles.texts.numerals import NUMERALS
+from ava_roles.texts.phrases import count_phrase
 from ava_roles.texts.web_page import MAX_COLUMNS, parsing, render_table
 
 _MAX_SLIDES = 5_000
@@ -86,7 +86,8 @@ class _Reader(PartReader):
         relations = self._package.relations(self._main)
         for number, relation_id in enumerate(ids, 1):
             if self._full() or number > _MAX_SLIDES:
-                parts.append(Part("", f"({len(ids) - number + 1:,} more slides are not shown)"))
+                more = count_phrase(len(ids) - number + 1, "more slide is", "more slides are")
+                parts.append(Part("", f"({more} not shown)"))
                 break
             relation = relations.get(relation_id)
             root = None

@@ -31,9 +31,9 @@ from ava_roles.texts.formats.part_reader import (
     TEXT_CHARS,
     FlowReader,
 )
-from ava_roles.texts.formats.phrases import comment_text, count_phrase
 from ava_roles.texts.formats.symbols import symbol_of, with_symbols
 from ava_roles.texts.formats.word_lists import Lists, Style, Styles, heading_level, is_on
+from ava_roles.texts.phrases import comment_text, count_phrase
 from ava_roles.texts.web_page import MAX_COLUMNS, parsing, render_table
 
 _LINK_PIECES = 100  # of the text of a link, to compare it with the address

@@ -29,7 +29,9 @@ from ava_roles.texts.formats.sheet_table import (
     cell_name,
     describe_hidden,
     one_line,
+    unread_phrase,
 )
+from ava_roles.texts.phrases import count_phrase
 from ava_roles.texts.web_page import PARSING_S, parsing
 
 _TRANSLATED_CHARS = 1_000_000  # of formulas that cells share: to translate them takes 3 s for a million
@@ -88,7 +90,10 @@ class _Book:
         for number, sheet in enumerate(sheets):
             if self._room.spent:
                 titles = ", ".join(each.title for each in sheets[number : number + 20])
-                self._missing.append(f"{len(sheets) - number:,} more sheets, which are not read: {titles}")
+                more = count_phrase(
+                    len(sheets) - number, "more sheet, which is not read", "more sheets, which are not read"
+                )
+                self._missing.append(f"{more}: {titles}")
                 unread = True
                 break
             heading = f"sheet {sheet.title}"
@@ -227,12 +232,7 @@ class _Book:
             elif kind in ("control", "ctrlProp"):
                 unread["form control"] += 1
         if unread:
-            phrases: list[str] = []
-            for noun, count in unread.items():
-                plural = "" if count == 1 else "s"
-                phrases.append(f"{count} {noun}{plural}")
-            verb = "is" if unread.total() == 1 else "are"
-            self._missing.append(f"sheet {sheet.title} has {' and '.join(phrases)}, which {verb} not read")
+            self._missing.append(unread_phrase(sheet.title, unread))
         return beside
 
     def _comments(self, part: str, title: str) -> Iterator[tuple[str, str]]:
@@ -413,7 +413,8 @@ def _is_hidden(size: Any) -> bool:
 def _links(parser: Any, targets: dict[str, str], table: SheetTable) -> Iterator[str]:
     links = list(getattr(parser.hyperlinks, "hyperlink", ()))
     if len(links) > MOST_NOTES:
-        yield f"[{len(links) - MOST_NOTES:,} more links, which are not read]"
+        more = count_phrase(len(links) - MOST_NOTES, "more link, which is not read", "more links, which are not read")
+        yield f"[{more}]"
     for link in links[:MOST_NOTES]:
         address = one_line(targets.get(link.id or "") or "")
         bare_address = without_scheme(address)

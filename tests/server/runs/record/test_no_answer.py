@@ -105,7 +105,10 @@ async def test_a_file_that_cannot_be_read_is_named_and_makes_no_error_of_no_answ
     )
     first, *rest = result.summary.split(". ", 1)
     assert first == "No answer found: none of the searched text has zebras, sleep"
-    assert rest[0].startswith(f"{NOT_ALL_READ} Files searched: 13. Not searched: 1 ") and file in rest[0]
+    assert (
+        rest[0].startswith(f"{NOT_ALL_READ} Files searched: 13. Not searched: 1 document that cannot be read. ")
+        and file in rest[0]
+    )
     assert [caveat for caveat in result.caveats if "plan.doc" in str(caveat)] == [file], "it is said once"
     assert answer.stop_reason == "no passage answers the task; not everything was read"
     assert_nothing_failed(lab, answer)

@@ -1,4 +1,4 @@
-"""Phrases that the readers of documents share."""
+"""Phrases that readers and tools share."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections import Counter
 from itertools import islice
 
 
-def count_phrase(count: int, noun: str) -> str:
-    """Return e.g. `1 picture` or `2,000 pictures`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def count_phrase(count: int, one: str, many: str = "") -> str:
+    """Return a number with its noun: `1 picture`, `2,000 pictures`. `many`: the plural, where it is not with `s`."""
+    if count == 1:
+        return f"1 {one}"
+    return f"{count:,} {many or one + 's'}"
 
 
 def object_phrases(objects: Counter[str], most: int) -> list[str]:
@@ -20,7 +22,7 @@ def object_phrases(objects: Counter[str], most: int) -> list[str]:
         else:
             phrases.append(f"{name}, {count:,} times")
     if len(objects) > most:
-        phrases.append(f"{len(objects) - most:,} more objects")
+        phrases.append(count_phrase(len(objects) - most, "more object"))
     return phrases
 
 
