@@ -297,3 +297,30 @@ def test_an_email_that_was_saved_in_another_form_of_unicode_is_read(codec: str) 
     text = "Subject: Miete für März\nContent-Type: text/plain; charset=iso-8859-1\n\nSie beträgt 1.150 €.\n"
     found = read_mail(text.encode(codec))
     assert found.text() == "Subject: Miete für März\n\nSie beträgt 1.150 €."
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("=?ISO-2022-JP?B?GyRCLSEySERCGyhC?=", "①家賃"),
+        ("=?GB2312?B?1+K98MM=?=\n =?GB2312?B?v9TC?= 1000", "租金每月 1000"),
+        ("=?utf-8?Q?Geb=C3?= =?utf-8?Q?=BChr?= 5", "Gebühr 5"),
+        ("=?utf-8*de?Q?M=C3=A4rz?=", "März"),
+        ("=?ks_c_5601-1987?B?v/m8vA==?=", "월세"),
+        ("=?iso-8859-1?Q?M=FCller=2C_Hans?=", "Müller, Hans"),
+        ("=?x-unknown?B?TWlldGU=?=", "Miete"),
+    ],
+)
+def test_words_of_a_header_are_read_in_their_encoding(written: str, shown: str) -> None:
+    file = f'Content-Type: application/pdf\nContent-Disposition: attachment; filename="{written}"\n\nx'
+    parts = f"--b\nContent-Type: text/plain\n\nx\n--b\n{file}\n--b--\n"
+    head = f"Subject: {written}\nContent-Type: multipart/mixed; boundary=b\n\n"
+    found = read_mail(f"{head}{parts}".encode())
+    assert found.title == shown
+    assert found.text().startswith(f"Subject: {shown}\n")
+    assert found.missing == (f"an attachment: {shown} (1 byte)",)
+
+
+def test_an_address_keeps_its_parts_whatever_its_words() -> None:
+    data = b"To: =?iso-8859-1?Q?M=FCller=2C_Hans?= <h@x.org>, =?ISO-2022-JP?B?GyRCLSEySERCGyhC?= <j@x.org>\n\nx"
+    assert read_mail(data).text().startswith('To: "Müller, Hans" <h@x.org>, ①家賃 <j@x.org>')

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from email import message_from_bytes
+from email.errors import HeaderParseError
+from email.header import decode_header
 from email.message import Message
 from email.policy import EmailPolicy
 from typing import Any, cast
@@ -33,6 +36,9 @@ _WORD = re.compile(r"\w+")
 _ESCAPE = "\x1b"  # begins a change of the character set in ISO-2022
 _MARKS = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
 _HEAD_BYTES = 200
+_ENCODED_WORD = r"=\?[^?\s]{1,100}\?[bBqQ]\?[^?]*\?="
+_ENCODED_WORDS = re.compile(rf"{_ENCODED_WORD}(?:\s*{_ENCODED_WORD})*")
+"""Words of a header in an encoding of their own (RFC 2047), which belong together without the blanks between them."""
 _BOUNDARY = re.compile(rb"boundary\s{0,20}=", re.IGNORECASE)
 
 
@@ -45,7 +51,7 @@ class _Policy(EmailPolicy):
     charset = ""
 
     def header_fetch_parse(self, name: str, value: str) -> Any:
-        cut = self._decoded(value[:_HEADER_CHARS])
+        cut = _ENCODED_WORDS.sub(_in_utf8, self._decoded(value[:_HEADER_CHARS]))
         try:
             return super().header_fetch_parse(name, cut)
         except Exception:  # the parser has no list of its exceptions
@@ -57,6 +63,27 @@ class _Policy(EmailPolicy):
             return value
         decoded = decode(value.encode("utf-8", "surrogateescape"), self.charset)
         return value if decoded is None else decoded.text
+
+
+def _in_utf8(words: re.Match[str]) -> str:
+    """Return encoded words in UTF-8, which the parser decodes.
+
+    It cannot decode words of Windows in ISO-2022-JP (①), and none of which a character continues in the next one.
+    """
+    try:
+        pieces = decode_header(words[0])
+    except (HeaderParseError, ValueError):
+        return words[0]
+    text = ""
+    for piece, charset in pieces:
+        if isinstance(piece, str):
+            return words[0]
+        decoded = decode(piece, (charset or "").partition("*")[0])  # a language may follow: utf-8*en
+        if decoded is None:
+            return words[0]
+        text += decoded.text
+    encoded = base64.b64encode(text.encode("utf-8", "replace")).decode("ascii")
+    return f"=?utf-8?B?{encoded}?="
 
 
 @parsing("email")
