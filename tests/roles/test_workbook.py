@@ -18,7 +18,7 @@ from openpyxl.chart import BarChart, Reference
 from openpyxl.comments import Comment
 from openpyxl.workbook.defined_name import DefinedName
 from openpyxl.worksheet.worksheet import Worksheet
-from support.foreign.office import DECLARED, book_list, book_parts, pack_parts, relations
+from support.foreign.office import DECLARED, SHEETS, book_list, book_parts, pack_parts, relations
 from support.foreign.workbooks import DRAWN, book, book_attacks, only
 
 from ava_roles.errors import ToolFailed
@@ -287,3 +287,76 @@ def test_the_runs_of_a_text_box_are_one_word_and_its_paragraphs_are_not() -> Non
     runs = "<a:p><a:r><a:t>Kün</a:t></a:r><a:r><a:t>digung</a:t></a:r></a:p><a:p><a:r><a:t>im März</a:t></a:r></a:p>"
     drawing = f'<d:wsDr xmlns:d="{DRAWN}" {DECLARED}><d:sp><d:txBody>{runs}</d:txBody></d:sp></d:wsDr>'
     assert "[text box] Kündigung im März" in read_xlsx(book(drawing=drawing)()).text()
+
+
+LENIENT_CELLS = {
+    "a style that is no number": ('<c r="A2" s=" "><v>5</v></c>', "5"),
+    "a style that the file lacks": ('<c r="A2" s="99"><v>5</v></c>', "5"),
+    "empty attributes": ('<c r="" s="" t=""><v>5</v></c>', "5"),
+    "a name in small letters": ('<c r="$a$2"><v>5</v></c>', "5"),
+    "a number that is none": ('<c r="A2"><v>five</v></c>', "five"),
+    "a truth in words": ('<c r="A2" t="b"><v>true</v></c>', "true"),
+    "a date that is none": ('<c r="A2" t="d"><v>2026</v></c>', "2026"),
+    "a kind that nobody knows": ('<c r="A2" t="new"><v>5</v></c>', "5"),
+}
+
+
+@pytest.mark.parametrize("case", LENIENT_CELLS)
+def test_a_cell_that_excel_shows_is_shown(case: str) -> None:
+    cell, shown = LENIENT_CELLS[case]
+    found = read_xlsx(pack_parts(book_parts("rent", rows=f'<row r="2" ht="" hidden="">{cell}</row>')))
+    assert found.text().endswith(f"| 1 | rent |\n| 2 | {shown} |") and found.missing == ()
+
+
+LENIENT_STYLES = {
+    "a font family": '<fonts><font><family val="18"/></font></fonts>',
+    "a border": '<borders><border><left style=""/></border></borders>',
+    "a colour": '<fonts><font><color rgb="FF"/></font></fonts>',
+    "a fill": '<fills><fill><patternFill patternType="Solid"/></fill></fills>',
+    "an alignment": '<dxfs><dxf><alignment horizontal="Middle"/></dxf></dxfs>',
+}
+
+
+@pytest.mark.parametrize("case", LENIENT_STYLES)
+def test_an_odd_style_changes_no_figure(case: str) -> None:
+    parts = book_parts("rent", rows='<row r="2"><c r="A2" s="1"><v>0.256</v></c></row>')
+    formats = f'<numFmts><numFmt numFmtId="200" formatCode="0.0%"/></numFmts>{LENIENT_STYLES[case]}'
+    formats += '<cellXfs><xf numFmtId=""/><xf numFmtId="200"/></cellXfs>'
+    parts["xl/styles.xml"] = f'<styleSheet xmlns="{SHEETS}">{formats}</styleSheet>'
+    found = read_xlsx(pack_parts(parts))
+    assert "| 2 | 25.6% |" in found.text() and found.missing == ()
+
+
+def test_what_is_not_read_of_a_workbook_refuses_nothing() -> None:
+    parts = book_parts("rent", below='<autoFilter ref=""/><pageMargins left=""/><pageSetup orientation=""/>')
+    parts["xl/workbook.xml"] = book_list('<sheet name="Plan" r:id="s1" state=""/>').replace(
+        "</sheets>", '</sheets><calcPr calcId=""/><bookViews><workbookView activeTab="9"/></bookViews>'
+    )
+    sheet = str(parts["xl/worksheets/sheet1.xml"])
+    views = '<dimension ref=""/><sheetViews><sheetView workbookViewId=""/></sheetViews><sheetData>'
+    parts["xl/worksheets/sheet1.xml"] = sheet.replace("<sheetData>", views)
+    parts["docProps/core.xml"] = "<gone/>"
+    parts["xl/theme/theme1.xml"] = "<<<"
+    del parts["[Content_Types].xml"]
+    found = read_xlsx(pack_parts(parts))
+    assert found.text() == "[sheet Plan]\n|  | A |\n|---|---|\n| 1 | rent |" and found.missing == ()
+
+
+@pytest.mark.parametrize(
+    "below", ['<hyperlinks><hyperlink r:id=""/></hyperlinks>', "<mergeCells><mergeCell/></mergeCells>"]
+)
+def test_what_is_damaged_beside_the_cells_is_said(below: str) -> None:
+    found = read_xlsx(pack_parts(book_parts("rent", below=below)))
+    assert "rent" in found.text()
+    assert found.missing == ("headers, links or merged cells of sheet Plan that are damaged",)
+
+
+@pytest.mark.parametrize("part", ["xl/styles.xml", "xl/sharedStrings.xml", "xl/comments1.xml"])
+def test_a_damaged_part_is_named_and_the_cells_are_read(part: str) -> None:
+    parts = book_parts(
+        "rent", ("c1", "comments", "../comments1.xml"), rows='<row r="2"><c r="A2"><v>1150</v></c></row>'
+    )
+    parts[part] = "<broken"
+    found = read_xlsx(pack_parts(parts))
+    assert "| 2 | 1150 |" in found.text()
+    assert f"a damaged or absent part ({part})" in found.missing

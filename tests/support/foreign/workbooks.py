@@ -92,8 +92,10 @@ LONG = "+".join(["A1"] * 2_500)
 def book_attacks(port: int) -> dict[str, Attack]:
     """Return hostile workbooks; a port of this machine may be asked for nothing."""
     attacks = office_attacks(Victim(book_parts, "xl/workbook.xml", "xl/sharedStrings.xml"), port)
-    for name in ("an encoding that nobody knows", "a wrong checksum", "no main part"):
-        attacks[name] = attacks[name]._replace(refused="this workbook cannot be read")
+    attacks["no main part"] = attacks["no main part"]._replace(refused="this workbook cannot be read")
+    for name in ("an encoding that nobody knows", "a wrong checksum"):  # of the part with the texts
+        missing = "a damaged or absent part (xl/sharedStrings.xml); texts of cells of sheet Plan"
+        attacks[name] = Attack(attacks[name].data, read="[sheet Plan]", missing=missing)
     attacks["a main part of another kind"] = attacks["a main part of another kind"]._replace(refused="no sheets")
     web = f"http://127.0.0.1:{port}/x"
     shape = "<xdr:sp><xdr:txBody><a:p><a:r><a:t>x</a:t></a:r></a:p></xdr:txBody></xdr:sp>"
@@ -144,10 +146,12 @@ def book_attacks(port: int) -> dict[str, Attack]:
             book(f'<row r="9">{number}</row><row r="3">{number}</row><row r="9">{number}</row>'), read="| 9 | 7 |"
         ),
         "texts that are not there": Attack(
-            book('<row r="2"><c t="s"><v>99999999</v></c></row>'), "this workbook cannot be read"
+            book('<row r="2"><c t="s"><v>99999999</v></c></row>'),
+            read="KEPTWORD",
+            missing="texts of cells of sheet Plan that are not in the file (1)",
         ),
         "a number of a million digits": Attack(
-            book(f'<row r="2"><c><v>{"9" * 900_000}</v></c></row>'), "this workbook cannot be read"
+            book(f'<row r="2"><c><v>{"9" * 900_000}</v></c></row>'), read="9 (cut here: the cell has more text) |"
         ),
         "a number beyond all": Attack(number_in_format("1e999999", "0.00"), read=kept),
         "a duration beyond all": Attack(number_in_format("1e308", "[h]:mm:ss"), read=kept),

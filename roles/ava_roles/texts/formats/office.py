@@ -30,8 +30,6 @@ _MAX_DEPTH = 200
 _MAX_TAG_BYTES = 1_000_000
 _MAX_UNPARSED_BYTES = 1_000_000  # of a part that cannot be parsed here, e.g. in a rare encoding
 _CHUNK = 65_536
-_NAME_CHARS = 200
-_MOST_NAMED = 20
 _PROGRAMS = {
     ".docx": "Word or LibreOffice",
     ".pptx": "PowerPoint or LibreOffice",
@@ -84,12 +82,6 @@ class OfficeFile(NamedTuple):
     archive: OfficeArchive
     damaged: tuple[str, ...] = ()
     is_cut: bool = False
-
-    def missing(self) -> list[str]:
-        """Return phrases on what the damage has taken."""
-        phrases = ["the end of this file, which is cut off"] if self.is_cut else []
-        phrases += [f"a damaged or absent part ({part[:_NAME_CHARS]})" for part in self.damaged[:_MOST_NAMED]]
-        return phrases
 
 
 class _LeftOut(Exception):

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from ava_roles.errors import ToolFailed
 from ava_roles.texts.formats.office import open_office_file, own_document_type, parse_xml
+from ava_roles.texts.phrases import count_phrase
 
 _PREFIXES = {
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main": "w",
@@ -41,6 +42,8 @@ _PREFIXES = {
 }
 """Namespaces of office files."""
 
+_NAME_CHARS = 200
+_MOST_NAMED = 20
 _NUMBER = re.compile(r"-?[0-9]{1,9}")
 _names: dict[str, str] = {}
 
@@ -139,20 +142,29 @@ class OfficePackage:
         Raises ToolFailed if it is encrypted, of an older format, or would take too much to read.
         """
         file = open_office_file(data, kind, suffix, has_doctypes=has_doctypes)
-        self._archive = file.archive
+        self.archive = file.archive
         self._has_doctypes = has_doctypes
-        self.names = tuple(self._archive.namelist())
+        self.names = tuple(self.archive.namelist())
         self._relations: dict[str, dict[str, Relation]] = {}
         self._drawn: dict[str, list[str]] = {}
         self.broken: list[str] = list(file.damaged)
         self.is_cut = file.is_cut
+
+    def damage(self) -> list[str]:
+        """Return phrases on what is not read of the file because of damage."""
+        phrases = ["the end of this file, which is cut off"] if self.is_cut else []
+        parts = list(dict.fromkeys(self.broken))
+        phrases += [f"a damaged or absent part ({part[:_NAME_CHARS]})" for part in parts[:_MOST_NAMED]]
+        if len(parts) > _MOST_NAMED:
+            phrases.append(count_phrase(len(parts) - _MOST_NAMED, "more damaged or absent part"))
+        return phrases
 
     def main(self, *names: str) -> tuple[str, Any]:
         """Return the main part, the name of which must be one of these. Raises ToolFailed."""
         parts = [each.target for each in self.relations("").values() if each.kind == "officeDocument"]
         parts += ["word/document.xml", "ppt/presentation.xml"]
         for part in parts:
-            if part not in self._archive:
+            if part not in self.archive:
                 continue
             root = self.root(part)
             if root is not None and name_of(root) in names:
@@ -162,7 +174,7 @@ class OfficePackage:
     def root(self, part: str) -> Any:
         """Return the XML of a part; None if there is none or it is broken, which `broken` then names."""
         try:
-            root = parse_xml(self._archive.read(part))
+            root = parse_xml(self.archive.read(part))
         except (KeyError, zipfile.BadZipFile, ValueError):
             self.broken.append(part)
             return None
@@ -175,7 +187,7 @@ class OfficePackage:
 
     def root_of(self, part: str) -> Any:
         """Return the XML of a part; None if the file has no such part, or it is broken."""
-        return self.root(part) if part in self._archive else None
+        return self.root(part) if part in self.archive else None
 
     def relations(self, part: str) -> dict[str, Relation]:
         """Return a part's relations by their ids; those of the whole file for the part ``."""
@@ -186,7 +198,7 @@ class OfficePackage:
     def _read_relations(self, part: str) -> dict[str, Relation]:
         folder, name = posixpath.split(part)
         relations_part = posixpath.join(folder, "_rels", f"{name}.rels")
-        if relations_part not in self._archive:
+        if relations_part not in self.archive:
             return {}
         root = self.root(relations_part)
         if root is None:

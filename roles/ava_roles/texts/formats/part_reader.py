@@ -79,11 +79,7 @@ class PartReader(ABC):
         """Return phrases on parts of the file that are not read: macros, and what is damaged or absent."""
         has_macros = any(name.lower().endswith("vbaproject.bin") for name in self._package.names)
         phrases = ["macros"] if has_macros else []
-        if self._package.is_cut:
-            phrases.append("the end of this file, which is cut off")
-        for part in dict.fromkeys(self._package.broken):
-            phrases.append(f"a damaged or absent part ({part[:NAME_CHARS]})")
-        return phrases
+        return phrases + self._package.damage()
 
 
 class FlowReader(PartReader):

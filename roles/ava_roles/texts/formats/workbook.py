@@ -6,7 +6,7 @@ import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -17,7 +17,8 @@ from ava_roles.errors import ToolFailed
 from ava_roles.texts.extracted import ALL, Extracted, Part, Wanted
 from ava_roles.texts.formats.addresses import without_scheme
 from ava_roles.texts.formats.number_format import GENERAL, plain_number, show_exactly
-from ava_roles.texts.formats.office import OfficeArchive, open_office_file, save_as
+from ava_roles.texts.formats.office import save_as
+from ava_roles.texts.formats.package import OfficePackage, attribute_of, value_of
 from ava_roles.texts.formats.sheet_table import (
     CELL_CHARS,
     LAST_COLUMN,
@@ -35,7 +36,8 @@ from ava_roles.texts.phrases import count_phrase
 from ava_roles.texts.web_page import PARSING_S, parsing
 
 _TRANSLATED_CHARS = 1_000_000  # of formulas that cells share: to translate them takes 3 s for a million
-_FIRST_OWN_FORMAT = 164  # the number of the first format that a file defines itself
+_NO_SHEETS = "this file has no sheets of a workbook: it is damaged, or has the name of another kind"
+_ON = ("1", "true")
 _RUN = "{http://schemas.openxmlformats.org/drawingml/2006/main}t"
 _PARAGRAPH = "{http://schemas.openxmlformats.org/drawingml/2006/main}p"
 _SHAPES = "{http://schemas.openxmlformats.org/drawingml/2006/spreadsheetDrawing}"
@@ -44,47 +46,67 @@ _SHAPES = "{http://schemas.openxmlformats.org/drawingml/2006/spreadsheetDrawing}
 @parsing("workbook")
 def read_xlsx(data: bytes, _wanted: Wanted = ALL) -> Extracted:
     """Return a workbook, a table for each sheet: values as last calculated, and formulas of cells without a value."""
-    file = open_office_file(data, "workbook", ".xlsx")
-    archive = file.archive
-    if "xl/workbook.bin" in archive:
+    package = OfficePackage(data, "workbook", ".xlsx")
+    if "xl/workbook.bin" in package.archive:
         raise ToolFailed(f"this workbook cannot be read: it is in a binary format; {save_as('.xlsx')}")
     with warnings.catch_warnings():  # openpyxl warns of what it could not write again, which nobody asks it to do
         warnings.simplefilter("ignore")
-        reader = _reader(archive)
-        reader.read()
-        try:
-            return _Book(reader, file.missing()).extracted()
-        finally:
-            reader.wb.close()
+        return _Book(package).extracted()
 
 
 class _Book:
     """A workbook that is being read.
 
-    `reader`: the `Reader` of `_reader`, whose class is made where openpyxl is imported, so that it has no name here.
+    Only cells, links, merged cells, headers and comments are parsed by openpyxl, and each by itself: it refuses a whole
+    workbook over a style or a view that Excel takes as it is.
     """
 
-    def __init__(self, reader: Any, missing: Sequence[str]) -> None:
-        """`missing`: phrases on what the damage of the file has taken."""
-        self._book = reader.wb
-        self._names = reader.parser.defined_names.definedName
-        self._archive: OfficeArchive = reader.archive
+    def __init__(self, package: OfficePackage) -> None:
+        self._package = package
+        self._archive = package.archive
+        self._main = _main_part(package)
+        self._root = package.root(self._main)
+        if self._root is None:
+            raise ValueError("the list of sheets is damaged")
         deadline_s = time.monotonic() + PARSING_S
         self._room = SheetRoom(is_late=lambda: time.monotonic() > deadline_s)
-        self._formats: dict[int, str] = {}
-        self._sheets: list[_Sheet] = reader.sheets
-        self._strings = reader.shared_strings
         self._missing = self._room.missing  # one list for both: the room adds to it what did not fit
-        self._missing += missing
-        for title in reader.charts[:MOST_NOTES]:
+        self._is_from_1904 = any(value_of(each, "date1904") in _ON for each in _below(self._root, "workbookPr"))
+        self._styles = _number_formats(self._part_of_kind("styles"))
+        self._strings = [_string_text(each) for each in _below(self._part_of_kind("sharedStrings"), "si")]
+        self._sheets: list[_Sheet] = []
+        self._list_sheets()
+
+    def _part_of_kind(self, kind: str) -> Any:
+        """Return the XML of a part that belongs to the whole workbook; None if there is none."""
+        for part in (*self._package.related(self._main, kind), f"xl/{kind}.xml"):
+            if part in self._archive:
+                return self._package.root(part)
+        return None
+
+    def _list_sheets(self) -> None:
+        relations = self._package.relations(self._main)
+        charts: list[str] = []
+        lost: list[str] = []
+        for each in _below(self._root, "sheets", "sheet"):
+            title = one_line(attribute_of(each, "name"), NAME_CHARS)
+            relation = relations.get(attribute_of(each, "id"))
+            if relation is None or relation.target not in self._archive:
+                lost.append(title)
+            elif relation.kind == "chartsheet":
+                charts.append(title)
+            else:
+                path = self._archive.getinfo(relation.target).filename
+                self._sheets.append(_Sheet(title, attribute_of(each, "state") or "visible", path))
+        for title in charts[:MOST_NOTES]:
             self._missing.append(f"sheet {title} is a chart; charts are not read")
-        for title in reader.lost[:MOST_NOTES]:
+        for title in lost[:MOST_NOTES]:
             self._missing.append(f"sheet {title} is listed but missing from the file")
 
     def extracted(self) -> Extracted:
         sheets = self._sheets
-        if not sheets and not self._missing:
-            raise ToolFailed("this file has no sheets of a workbook: it is damaged, or has the name of another kind")
+        if not sheets and not self._missing and not self._package.damage():
+            raise ToolFailed(_NO_SHEETS)
         parts: list[Part] = []
         unread = False
         for number, sheet in enumerate(sheets):
@@ -109,15 +131,16 @@ class _Book:
             parts.append(Part("", names))
         if any(name.lower().endswith("vbaproject.bin") for name in self._archive.namelist()):
             self._missing.append("macros, which are neither run nor read")
-        title = one_line(str(self._book.properties.title or "")) or None
-        return Extracted(tuple(parts), title, total=max(len(sheets), 1), missing=tuple(self._missing), unread=unread)
+        title = one_line(self._package.title() or "") or None
+        missing = (*self._package.damage(), *self._missing)
+        return Extracted(tuple(parts), title, total=max(len(sheets), 1), missing=missing, unread=unread)
 
     def _defined_names(self) -> str:
         lines: list[str] = []
-        for each in self._names:
-            name = str(each.name)
+        for each in _below(self._root, "definedNames", "definedName"):
+            name = attribute_of(each, "name")
             if not name.startswith("_xl"):
-                lines.append(f"[name {one_line(name)}] {one_line(str(each.attr_text))}")
+                lines.append(f"[name {one_line(name)}] {one_line(each.text or '')}")
         return self._room.defined_names(lines)
 
     # -- one sheet ----------------------------------------------------------------------------------------------------
@@ -136,6 +159,10 @@ class _Book:
                     self._missing.append(f"what comes from row {number:,} on in sheet {title} is too long to read")
                     is_complete = False
                     break
+        if parser.lost_texts:
+            self._missing.append(f"texts of cells of sheet {title} that are not in the file ({parser.lost_texts:,})")
+        if parser.has_bad_parts:
+            self._missing.append(f"headers, links or merged cells of sheet {title} that are damaged")
         if is_complete:
             self._room.fill_merged(table, _ranges(parser.merged_cells), title)
         self._room.note_columns(table, title)
@@ -185,24 +212,10 @@ class _Book:
         return one_line(str(text), CELL_CHARS, "the cell has more text")
 
     def _show_number(self, value: float, style: int) -> str:
-        if style not in self._formats:
-            self._formats[style] = str(self._format(style))
-        code = self._formats[style]
+        code = self._styles[style] if style < len(self._styles) else GENERAL
         if code == GENERAL:
             return plain_number(value)
-        return show_exactly(value, code, bool(self._book.epoch.year == 1904))
-
-    def _format(self, style: int) -> Any:
-        """Return the format code of a style: one of the file's own, or one that every program knows."""
-        from openpyxl.styles.numbers import BUILTIN_FORMATS
-
-        styles = self._book._cell_styles
-        number = styles[style].numFmtId if style < len(styles) else 0
-        own_formats = self._book._number_formats
-        own = number - _FIRST_OWN_FORMAT
-        if 0 <= own < len(own_formats):
-            return own_formats[own]
-        return BUILTIN_FORMATS.get(number, GENERAL)
+        return show_exactly(value, code, self._is_from_1904)
 
     # -- what is beside the cells -------------------------------------------------------------------------------------
 
@@ -211,22 +224,18 @@ class _Book:
 
         Pictures, charts, embedded files and form controls are only counted, in a phrase of `self._missing`.
         """
-        relationship: Any = import_module("openpyxl.packaging.relationship")
-        path = relationship.get_rels_path(sheet.path)
         beside = _Beside()
-        if path not in self._archive:
-            return beside
         unread: Counter[str] = Counter()
-        for each in relationship.get_dependents(self._archive, path):
-            kind = each.Type.rpartition("/")[2]
+        for relation_id, relation in self._package.relations(sheet.path).items():
+            kind = relation.kind
             if kind == "hyperlink":
-                beside.targets[each.Id] = each.Target
-            elif each.Target not in self._archive:
+                beside.targets[relation_id] = relation.target
+            elif relation.target not in self._archive:
                 continue
             elif kind == "comments":
-                beside.comments.update(self._comments(each.Target, sheet.title))
+                self._read_comments(relation.target, sheet.title, beside)
             elif kind == "drawing":
-                self._read_drawing(each.Target, beside, unread)
+                self._read_drawing(relation.target, beside, unread)
             elif kind in ("oleObject", "package"):
                 unread["embedded file"] += 1
             elif kind in ("control", "ctrlProp"):
@@ -235,10 +244,19 @@ class _Book:
             self._missing.append(unread_phrase(sheet.title, unread))
         return beside
 
+    def _read_comments(self, part: str, title: str, beside: _Beside) -> None:
+        try:
+            beside.comments.update(self._comments(part, title))
+        except (TypeError, ValueError):  # what openpyxl raises over a damaged part
+            self._missing.append(f"comments of sheet {title} that are damaged")
+
     def _comments(self, part: str, title: str) -> Iterator[tuple[str, str]]:
         """Yield the cell and the text of each comment in a part of the file."""
         sheets: Any = import_module("openpyxl.comments.comment_sheet")
-        parsed: Any = sheets.CommentSheet.from_tree(self._xml(part))
+        root = self._package.root(part)
+        if root is None:
+            return
+        parsed: Any = sheets.CommentSheet.from_tree(root)
         for number, (cell, comment) in enumerate(parsed.comments):
             if number == MOST_NOTES * 10 or self._room.spent:
                 self._missing.append(f"more than {number:,} comments in sheet {title}")
@@ -253,7 +271,9 @@ class _Book:
             yield cell, shown
 
     def _read_drawing(self, part: str, beside: _Beside, unread: Counter[str]) -> None:
-        tree = self._xml(part)
+        tree = self._package.root(part)
+        if tree is None:
+            return
         for shape in tree.iter(f"{_SHAPES}sp"):
             paragraphs = ["".join(run.text or "" for run in each.iter(_RUN)) for each in shape.iter(_PARAGRAPH)]
             text = one_line(" ".join(paragraphs))
@@ -268,10 +288,6 @@ class _Book:
             unread["picture"] += 1
         for _ in tree.iter(f"{_SHAPES}graphicFrame"):
             unread["chart or diagram"] += 1
-
-    def _xml(self, part: str) -> Any:
-        functions: Any = import_module("openpyxl.xml.functions")
-        return functions.fromstring(self._archive.read(part))
 
 
 @dataclass
@@ -295,39 +311,57 @@ class _Sheet(NamedTuple):
     path: str  # in the archive
 
 
-def _reader(archive: OfficeArchive) -> Any:
-    excel: Any = import_module("openpyxl.reader.excel")
+def _main_part(package: OfficePackage) -> str:
+    """Return the part that lists the sheets. Raises ValueError: there is none."""
+    for part in (*package.related("", "officeDocument"), "xl/workbook.xml"):
+        if part in package.archive:
+            return part
+    raise ValueError("no list of sheets")
 
-    class Reader(excel.ExcelReader):  # type: ignore[misc]
-        """Opens a workbook without its sheets, and without the files to which it links."""
 
-        def __init__(self) -> None:
-            super().__init__(archive.fp, read_only=True, data_only=True, keep_links=False)  # pyright: ignore[reportUnknownMemberType]
-            self.archive = self.valid_files = archive  # which finds parts by any spelling of their names
-            self.sheets: list[_Sheet] = []
-            self.charts: list[str] = []
-            self.lost: list[str] = []
+def _below(element: Any, *path: str) -> list[Any]:
+    """Return the elements at the end of a path of names, without their namespaces; None has none."""
+    found = [] if element is None else [element]
+    for name in path:
+        found = [each for outer in found for each in outer if str(each.tag).rpartition("}")[2] == name]
+    return found
 
-        def read_worksheets(self) -> None:
-            """Note where the sheets are; openpyxl would parse each of them here to find its size."""
-            for sheet in self.parser.sheets:
-                relation = self.parser.rels.get(sheet.id)
-                title = one_line(str(sheet.name), NAME_CHARS)
-                if relation is None or relation.target not in self.valid_files:
-                    self.lost.append(title)
-                elif "chartsheet" in relation.Type:
-                    self.charts.append(title)
-                else:
-                    path = archive.getinfo(str(relation.target)).filename
-                    self.sheets.append(_Sheet(title, str(sheet.state), path))
 
-    return Reader()
+def _number_formats(root: Any) -> list[str]:
+    """Return the format code of each style: one of the file's own, or one that every program knows."""
+    from openpyxl.styles.numbers import BUILTIN_FORMATS
+
+    own = {
+        attribute_of(each, "numFmtId"): attribute_of(each, "formatCode") for each in _below(root, "numFmts", "numFmt")
+    }
+    codes: list[str] = []
+    for style in _below(root, "cellXfs", "xf"):
+        number = attribute_of(style, "numFmtId")
+        code = own.get(number, "")
+        if not code and number.isdecimal():
+            code = BUILTIN_FORMATS.get(int(number[:9]), "")
+        codes.append(code or GENERAL)
+    return codes
+
+
+def _string_text(element: Any) -> str:
+    """Return the text of a string, which may be in runs; how to pronounce it is left out."""
+    runs = [*_below(element, "t"), *_below(element, "r", "t")]
+    return "".join(run.text or "" for run in runs).replace("x005F_", "")
 
 
 def _parser_class() -> Any:
     reader: Any = import_module("openpyxl.worksheet._reader")
     translator: Any = import_module("openpyxl.formula.translate")
     formula_tag = reader.FORMULA_TAG
+    unread_tags = (
+        reader.CF_TAG,
+        reader.EXT_TAG,
+        reader.FILTER_TAG,
+        reader.SCENARIOS_TAG,
+        reader.TABLE_TAG,
+        reader.VALIDATION_TAG,
+    )
 
     class Parser(reader.WorkSheetParser):  # type: ignore[misc]
         """Reads the values of a sheet, and the formula of each cell that has no value."""
@@ -336,11 +370,55 @@ def _parser_class() -> Any:
             super().__init__(*arguments, **options)  # pyright: ignore[reportUnknownMemberType]
             self._sizes: dict[str | None, int] = {}  # of the formulas that cells share
             self._translated = 0  # characters of formulas
+            self.lost_texts = 0
+            self.has_bad_parts = False
+
+        def parse(self) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+            """Yield the rows. Of what is beside them only this is read, and the rest is not looked into."""
+            parts = {
+                reader.HEADER_TAG: ("HeaderFooter", reader.HeaderFooter),
+                reader.HYPERLINK_TAG: ("hyperlinks", reader.HyperlinkList),
+                reader.MERGE_TAG: ("merged_cells", reader.MergeCells),
+            }
+            for _event, element in reader.iterparse(self.source):
+                if element.tag == reader.ROW_TAG:
+                    row = self.parse_row(element)
+                    element.clear()
+                    yield row
+                elif element.tag == reader.COL_TAG:
+                    with suppress(KeyError, ValueError):
+                        self.parse_column_dimensions(element)  # pyright: ignore[reportUnknownMemberType]
+                    element.clear()
+                elif element.tag in parts:
+                    name, part_class = parts[element.tag]
+                    try:
+                        setattr(self, name, part_class.from_tree(element))
+                    except (TypeError, ValueError):
+                        self.has_bad_parts = True
+                    element.clear()
+                elif element.tag in unread_tags:
+                    element.clear()
+
+        def parse_row(self, row: Any) -> tuple[int, list[dict[str, Any]]]:
+            _drop_empty_attributes(row)
+            if not row.get("r", "1").isdecimal():
+                del row.attrib["r"]
+            return cast("tuple[int, list[dict[str, Any]]]", super().parse_row(row))  # pyright: ignore[reportUnknownMemberType]
 
         def parse_cell(self, element: Any) -> dict[str, Any]:
-            if element.get("s") == "":  # some programs write no style so; openpyxl takes it for one
+            _drop_empty_attributes(element)
+            if not element.get("s", "0").isdecimal():
                 del element.attrib["s"]
-            cell = cast("dict[str, Any]", super().parse_cell(element))  # pyright: ignore[reportUnknownMemberType]
+            place = element.get("r", "")
+            if place and not _CELL.fullmatch(place):
+                place = place.replace("$", "").upper()
+                if not _CELL.fullmatch(place):
+                    raise ValueError("no place of a cell")
+                element.set("r", place)
+            try:
+                cell = cast("dict[str, Any]", super().parse_cell(element))  # pyright: ignore[reportUnknownMemberType]
+            except (TypeError, ValueError, IndexError, OverflowError):
+                cell = self._cell_as_written(element)
             formula = element.find(formula_tag)
             if formula is None:
                 return cell
@@ -349,6 +427,18 @@ def _parser_class() -> Any:
             elif formula.get("t") == "shared" and formula.text:
                 self._formula_text(element, formula)  # for the cells that share it
             return cell
+
+        def _cell_as_written(self, element: Any) -> dict[str, Any]:
+            """Return a cell whose value is none of its kind with what is written there."""
+            kind = element.get("t", "n")
+            text = (element.findtext(reader.VALUE_TAG) or "").strip()
+            if kind == "inlineStr":
+                text = _string_text(element.find(reader.INLINE_STRING))
+            elif kind == "s" and text:
+                self.lost_texts += 1
+                text = ""
+            place = {"row": self.row_counter, "column": self.col_counter}
+            return {**place, "value": text or None, "data_type": "s", "style_id": 0}
 
         def _formula_text(self, element: Any, formula: Any) -> Any:
             """Return a formula, and note one that other cells share: for each of them it has to be translated."""
@@ -366,6 +456,14 @@ def _parser_class() -> Any:
     return Parser
 
 
+def _drop_empty_attributes(element: Any) -> None:
+    """Take an empty attribute for none, as Excel does: some programs write no style as `s=""`."""
+    if "" in element.attrib.values():
+        for name in [name for name, value in element.attrib.items() if value == ""]:
+            del element.attrib[name]
+
+
+_CELL = re.compile(r"[A-Z]{1,3}[1-9]\d{0,6}")
 _RANGE = re.compile(r"([A-Z]{1,3})(\d{1,7})(?::([A-Z]{1,3})(\d{1,7}))?")
 
 
