@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 import httpcore2
 import httpx2
 

@@ -199,7 +199,7 @@ def _rows_of_csv(lines: Sequence[str]) -> Iterator[_Row]:
         if len(line) > ROW_CHARS:
             continue
         number += 1
-        cells = next(csv.reader([line], delimiter=sign), [])
+        cells = next(csv.reader([line], delimiter=sign), list[str]())
         yield _Row(index, number, [" ".join(cell.split()) for cell in cells])
 
 
