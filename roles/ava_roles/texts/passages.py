@@ -54,12 +54,18 @@ _MAX_STEMMED = 10_000
 """How many words of texts are stemmed: a hostile text has many that begin like one of the question."""
 _MAX_STEMMED_CHARS = 40
 _PART_LEAST = 5
-_SCRIPTS = {
+_OWN_LETTERS = {
     "russian": re.compile("[а-яё]"),
     "greek": re.compile("[α-ω]"),
     "korean": re.compile("[가-힣]"),
     "hindi": re.compile("[\u0904-\u0939]"),
+    "turkish": re.compile("[ğı]"),
+    "polish": re.compile("[łżźśęą]"),
+    "czech": re.compile("[ěřů]"),
+    "hungarian": re.compile("[őű]"),
+    "romanian": re.compile("[țșă]"),
 }
+"""Letters that tell a language."""
 
 
 @cache
@@ -411,21 +417,19 @@ def _without_fillers(words: Sequence[str], languages: Sequence[str]) -> list[str
 
 
 def _languages(words: Sequence[str], question: str) -> list[str]:
-    """Return the languages with most of a question's filler and question words.
+    """Return the languages with most of a question's filler and question words; a language's letters count as one.
 
     If it has none, those that it is likely to be in.
     """
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter(
+        {language: 1 for language, letters in _OWN_LETTERS.items() if letters.search(question)}
+    )
     for language, fillers in _fillers().items():
-        counts[language] = sum(word in fillers for word in words) + asked_in(language, question).found
+        counts[language] += sum(word in fillers for word in words) + asked_in(language, question).found
     highest = max(counts.values())
-    if highest:
-        return [language for language, count in counts.items() if count == highest][:_LANGUAGES_MOST]
-    languages: list[str] = []
-    for language, letters in _SCRIPTS.items():
-        if any(letters.search(word) for word in words):
-            languages.append(language)
-    return languages or ["english", "german", "french", "spanish"]
+    if not highest:
+        return ["english", "german", "french", "spanish"]
+    return [language for language, count in counts.items() if count == highest][:_LANGUAGES_MOST]
 
 
 def language_of(text: str, least: int = 2) -> str | None:
@@ -503,7 +507,7 @@ def _longest_part(word: str, text: str) -> float:
 
 
 def _beginning_without_marks(word: str) -> str:
-    return _without_marks(word[:_BEGINNING])[:_BEGINNING]
+    return _without_marks(word[: 2 * _BEGINNING])[:_BEGINNING]  # a letter may have a mark of its own behind it
 
 
 def _without_marks(word: str) -> str:
