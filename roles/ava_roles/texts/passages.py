@@ -28,7 +28,8 @@ _MARKS = (
     "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0963\u0971-\u0dff\u1000-\u109f"
 )
 """Vowels and other signs within words that `\\w` does not have (Hebrew, Arabic, the scripts of India and Burma)."""
-_WORD = re.compile(rf"[{UNSPACED}]+|(?:[^\W_{UNSPACED}]+[{_MARKS}]*)+")
+_ASCII_WORD = re.compile(r"[^\W_]+")
+_WORD = re.compile(rf"[^\W_{UNSPACED}]+(?:[{_MARKS}]+[^\W_{UNSPACED}]*)*|[{UNSPACED}]+")
 """A word, or a run of signs without blanks between words, beside which one may stand: `2020年のGDP`."""
 _UNSPACED_RUN = re.compile(f"[{UNSPACED}]+")
 _UNSPACED_LETTERS = re.compile("[\u0e00-\u0eff\u1780-\u17ff]")
@@ -158,7 +159,7 @@ class Query:
         text = _fold(text).lower()
         counts = [0] * len(self.words)
         pairs = [0] * len(self.words)
-        tokens = _WORD.findall(text)
+        tokens = _tokens(text)
         last_number = -1
         last_at = 0
         for at, number in enumerate(map(self._stems.__getitem__, tokens)):
@@ -234,7 +235,7 @@ class Query:
             for number, part in self._parts.items():
                 if part in joined:
                     forms[number] = part
-        for token in _WORD.findall(text):
+        for token in _tokens(text):
             number = self._stems[token]
             if number >= 0:
                 forms.setdefault(number, token)
@@ -249,7 +250,7 @@ _TERM_CHARS = 200
 def index_terms(text: str) -> set[str]:
     """Return what an index keeps of a text, so that `Query` finds it: its words, and pairs of characters."""
     text = _fold(text).lower()
-    tokens = set(_WORD.findall(text))
+    tokens = set(_tokens(text))
     if text.isascii():
         return {token[:_TERM_CHARS] for token in tokens}
     terms = _unspaced_terms(text)
@@ -264,9 +265,14 @@ def index_terms(text: str) -> set[str]:
     return terms
 
 
+def _tokens(text: str) -> list[str]:
+    """Return the words of a text, and its runs of characters without spaces."""
+    return (_ASCII_WORD if text.isascii() else _WORD).findall(text)
+
+
 def _neighbours(text: str) -> set[str]:
     """Return each two words, or characters without spaces, that stand beside each other in a text in lower case."""
-    near = {f"{first} {second}" for first, second in pairwise(_WORD.findall(text))}
+    near = {f"{first} {second}" for first, second in pairwise(_tokens(text))}
     for run in _UNSPACED_RUN.findall(_BROKEN.sub("", text)):
         size = _LETTERS_NEAR if _UNSPACED_LETTERS.match(run) else 2
         near.update(run[at : at + size] for at in range(len(run) - size + 1))
@@ -283,7 +289,7 @@ def _unspaced_terms(text: str) -> set[str]:
 def passage_length(text: str) -> int:
     """Return the length of a text in words, as `Query.matches` counts it."""
     text = _fold(text).lower()
-    return len(_WORD.findall(text)) + _unspaced_words(text)
+    return len(_tokens(text)) + _unspaced_words(text)
 
 
 def _unspaced_words(text: str) -> int:
@@ -351,7 +357,7 @@ class _Stems(dict[str, int]):
 
 
 def _split(text: str) -> Iterable[str]:
-    for token in _WORD.findall(text):
+    for token in _tokens(text):
         if _UNSPACED_RUN.search(token) is None:
             yield token
             continue
@@ -443,7 +449,7 @@ def language_of(text: str, least: int = 2) -> str | None:
         return _language_of_wide("".join(wide))
     counts: Counter[str] = Counter()
     languages = _languages_by_filler()
-    for word in _WORD.findall(text):
+    for word in _tokens(text):
         for language in languages.get(word, ()):
             counts[language] += 1
     if not counts:
