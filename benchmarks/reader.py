@@ -8,7 +8,8 @@ finding is right if its file is one of those named and its quote contains one of
 answer must end as "no answer found", or as "not known" where not everything could be read. Nothing is installed: a
 question whose file is missing is skipped, and the packages to install are named at the end.
 
-    python benchmarks/reader.py --compare [--sets SET ...] [--each N] [--git DIR] [--work DIR] [--losses] [--json FILE]
+    python benchmarks/reader.py --compare [--sets SET ...] [--each N] [--answered] [--git DIR] [--work DIR] [--losses]
+        [--json FILE]
 
 sets Ava's ranking before its bound, Ava as shipped, BM25 (`pip install bm25s`, which Ava does not need) and SQLite's
 FTS5 side by side, in one process, over the same extracted texts and with equal numbers of characters shown: right first
@@ -116,6 +117,7 @@ def main() -> None:
     parser.add_argument("--compare", action="store_true", help="set BM25 and FTS5 beside Ava")
     parser.add_argument("--sets", nargs="+", metavar="SET", help="the sets to compare; all but the sealed one")
     parser.add_argument("--each", type=int, default=0, metavar="N", help="so many questions a set, language and kind")
+    parser.add_argument("--answered", action="store_true", help="ask no question again without its article")
     parser.add_argument("--git", type=Path, default=Path("repositories"), metavar="DIR", help="where repositories are")
     parser.add_argument(
         "--work", type=Path, metavar="DIR", help="keep folders and texts here, for runs with the same parsers"
@@ -167,6 +169,7 @@ def compare(given: argparse.Namespace) -> None:
     """Run `--compare`."""
     if find_spec("bm25s") is None:
         raise SystemExit("BM25 is not installed: pip install bm25s")
+    from reader_parts.comparison import compare as ask_all
     from reader_parts.comparison import report
     from reader_parts.sets import NAMED_ONLY, SETS
 
@@ -176,7 +179,9 @@ def compare(given: argparse.Namespace) -> None:
     if unknown:
         raise SystemExit(f"no such set: {', '.join(unknown)}; there are {', '.join(known)}")
     with tempfile.TemporaryDirectory(prefix="ava-reader-") as made:
-        report(chosen, given.each, given.git, given.work or Path(made), given.json, given.losses)
+        work = given.work or Path(made)
+        outcomes = ask_all(chosen, given.each, given.git, work, only_answered=given.answered)
+        report(outcomes, given.json, given.losses)
 
 
 def ending_of(question: dict[str, Any]) -> str:

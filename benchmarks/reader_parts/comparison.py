@@ -48,10 +48,13 @@ class Folder:
         return cls(name, path, texts, Bm25(pieces, language), Fts5(pieces, language))
 
 
-def compare(sets: Sequence[str], each: int, below: Path, work: Path) -> Iterator[Outcome]:
+def compare(
+    sets: Sequence[str], each: int, below: Path, work: Path, *, only_answered: bool = False
+) -> Iterator[Outcome]:
     """Yield what came of the questions of each set, `each` of a kind and language (0: all), folder by folder.
 
-    `below` has the repositories; `work` keeps the folders and the texts that were read of them.
+    `below` has the repositories; `work` keeps the folders and the texts that were read of them. `only_answered`: no
+    question is asked again without its article or paragraph.
     """
     reader, folders = Reader(work / "texts.db"), Folders(work / "folders")
     try:
@@ -69,7 +72,8 @@ def compare(sets: Sequence[str], each: int, below: Path, work: Path) -> Iterator
                         )
                     yield ask(reader, folder, question, kind)
                 folder.fts5.close()
-            yield from without_answer(reader, folders, questions)
+            if not only_answered:
+                yield from without_answer(reader, folders, questions)
     finally:
         reader.kept.close()
 
@@ -138,12 +142,12 @@ def losses(outcomes: Sequence[Outcome]) -> Iterator[str]:
                     yield f"    {way}: {' '.join(passage.split())[:300]}"
 
 
-def report(sets: Sequence[str], each: int, below: Path, work: Path, json_file: Path | None, with_losses: bool) -> None:
-    """Ask everything, and print the tables in Markdown; to `json_file` goes a line for each question at once."""
+def report(asked: Iterator[Outcome], json_file: Path | None, with_losses: bool) -> None:
+    """Print the tables of all outcomes in Markdown; to `json_file` goes a line for each question at once."""
     outcomes: list[Outcome] = []
     if json_file is not None:
         json_file.write_text("", encoding="utf-8")
-    for outcome in compare(sets, each, below, work):
+    for outcome in asked:
         outcomes.append(outcome)
         if json_file is not None:
             with json_file.open("a", encoding="utf-8") as lines:
