@@ -492,6 +492,9 @@ class View:
     def of_type(self, type_name: str) -> list[Entry]:
         return [*self._entries("type = ? ORDER BY seq", type_name)]
 
+    def first_entry(self, run_id: str, type_name: str) -> Entry | None:
+        return next(self._entries("run_id = ? AND +type = ? ORDER BY seq LIMIT 1", run_id, type_name), None)
+
     def last_entry(self, run_id: str, type_name: str, *, own: bool = False) -> Entry | None:
         only = " AND generation IS NOT NULL" if own else ""
         where = f"run_id = ? AND +type = ?{only} ORDER BY seq DESC LIMIT 1"

@@ -29,9 +29,10 @@ from ava_audit.events import (
     ToolResult,
     UserMessage,
 )
+from ava_audit.rows import RunRow
 from ava_audit.view import NOT_FAILED
 from ava_server.core.errors import BadInput
-from ava_server.render.approvals import decisions_in
+from ava_server.render.approvals import decisions_on
 from ava_server.render.entry_lines import EVENT_NAMES, recent_steps
 from ava_server.render.turns import Span
 from ava_server.web import timeline
@@ -171,7 +172,8 @@ def test_a_decision_without_a_channel_says_how_it_came(log: TimelineLog, decisio
     log.write(fact)
     [item] = log.page(Place("oldest")).items
     assert item.shown is not None and item.shown.title == title
-    [found] = decisions_in(log.view.entries(RUN))
+    run = RunRow(RUN, "P-1", None, "ana", "s", "researcher", None, None, "m", "{}", None, decision, None, None, 1)
+    [found] = decisions_on(log.view, run)
     assert f"{found.what} {found.how}".rstrip() == title
 
 

@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 from ava_audit.entries import Entry
-from ava_audit.events import Channel, RunClaimed, RunResumed, SpawnDecided
+from ava_audit.events import Channel, RunClaimed, RunResumed
 from ava_audit.rows import RunRow
 from ava_audit.units import local_second
 from ava_audit.view import View
 from ava_server.approval.channels import WAYS
+from ava_server.approval.lookup import approval_of
 from ava_server.core.ids import label
 
 
@@ -30,11 +31,11 @@ def run_now(run: RunRow) -> str:
 
 def closed_proposal(view: View, run: RunRow) -> str:
     """Return what became of a proposal that no longer waits, in a sentence without its full stop."""
-    entry = view.last_entry(run.id, "SpawnDecided")
-    if entry is None or not isinstance(entry.fact, SpawnDecided):
+    approval = approval_of(view, run)
+    entry, decided = approval.decided, approval.decision
+    if entry is None or decided is None:
         return f"{run.pending_id} no longer waits: {run_now(run)}"
-    decided = entry.fact
-    where = decided_where(entry, entry.fact.channel)
+    where = decided_where(entry, decided.channel)
     if decided.decision == "approved":
         return f"{run.pending_id} was approved already, {where}, and {run_now(run)}"
     if decided.decision == "expired":

@@ -59,7 +59,7 @@ from ava_server.core.data_root import find_data_root, home_folder
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, model_about, state_words
 from ava_server.models.prices import Price, billed_words, per_call, rates_json
-from ava_server.render.approvals import RunDecision, decisions_in
+from ava_server.render.approvals import RunDecision, undecided_words
 from ava_server.render.entry_lines import arguments_text, entry_line, is_trouble
 from ava_server.render.responses import RunAnswer, answers_json
 from ava_server.render.result import verdict_words
@@ -175,7 +175,7 @@ async def _show_run(records: Records, record: RunRecord, as_json: bool, utc: boo
         return
     heading(records.place)
     show_results([answer])
-    write_run(run, answer, brief, entries, utc)
+    write_run(record, entries, utc)
 
 
 @in_event_loop
@@ -239,14 +239,15 @@ _PART_SIGNS: Mapping[Part, tuple[str, str, str]] = {
 """How each part is drawn: its sign, the sign without Unicode, and its colour."""
 
 
-def write_run(run: RunRow, answer: RunAnswer, brief: Brief | None, entries: list[Entry], utc: bool) -> None:
+def write_run(record: RunRecord, entries: list[Entry], utc: bool) -> None:
     """Write a run below its result: what was asked and approved, its turns, and what went wrong."""
+    run, answer = record.row, record.answer
     terminal = sys.stdout.isatty()
     width = screen_columns()
     say()
     _write_title("Asked and approved")
-    asked = asked_lines(run, brief, utc, width if terminal else None)
-    say("\n".join([*asked, *decided_lines(run, answer.state, decisions_in(entries), utc)]))
+    asked = asked_lines(run, record.texts, utc, width if terminal else None)
+    say("\n".join([*asked, *decided_lines(run, answer.state, record.decided, utc)]))
     if answer.plan is not None:
         say()
         _write_title("Steps")
@@ -386,15 +387,21 @@ def _block(title: str, text: str, width: int | None) -> list[str]:
     return [f"{title}:", add_bars("\n".join(lines))]
 
 
-def decided_lines(run: RunRow, state: str, decisions: Sequence[RunDecision], utc: bool) -> list[str]:
+def decided_lines(run: RunRow, state: str, decisions: Sequence[RunDecision] | None, utc: bool) -> list[str]:
+    """Return who decided about a run, and under which caps it works; `decisions` as in `RunRecord`."""
     config = config_of(run.config)
-    lines = [line for one in decisions if not one.more for line in _decided(one, utc)]
-    if not lines:
-        lines = [f"Not decided: {run.pending_id} {'has expired' if state == 'expired' else 'waits for approval'}"]
-    for one in decisions:
+    lines: list[str] = []
+    undecided = undecided_words(run, state)
+    if undecided:
+        lines.append(undecided)
+    if decisions is None:
+        lines.append("Who decided: this server has an older version, which does not say it")
+    for one in decisions or ():
         if one.more:
             how = f"{one.what} {format_ts(one.at_us, utc)} {one.how}"
             lines.append(f"{how}: {one.changes}" if one.changes else how)
+        else:
+            lines += _decided(one, utc)
     return [
         *lines,
         f"Caps: {limits_text(config, run)}",
@@ -408,8 +415,8 @@ def _decided(one: RunDecision, utc: bool) -> Iterable[str]:
         yield f"Changed by the approval: {one.changes}"
     if one.folded:
         yield f"Not on the screen when it was approved: {one.folded}"
-    if one.plan_id:
-        yield f"Approved together with others as {one.plan_id}"
+    if one.plan_words:
+        yield f"{one.what} {one.plan_words}"
 
 
 def limits_text(config: RunConfig, run: RunRow) -> str:

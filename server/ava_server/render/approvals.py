@@ -6,7 +6,7 @@ The cost is the run's so far, and belongs to its approval, so that the sum count
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -15,12 +15,13 @@ from pydantic import Field
 
 from ava_audit.entries import Entry
 from ava_audit.events import Answered, RunResumed, SessionStart, SpawnDecided, SpawnProposed
-from ava_audit.rows import RunRow
+from ava_audit.rows import EXPIRED, WAITING, RunRow
 from ava_audit.totals import DecisionSums, FoundDecision, Period, decision_page, decision_sums
 from ava_audit.units import MICROS_PER_USD, cents, format_usd, iso_utc, minutes, now_us
 from ava_audit.view import View
 from ava_roles.wrap import one_line
 from ava_server.approval.channels import PERSON_CHANNELS, WAYS
+from ava_server.approval.lookup import approval_of
 from ava_server.approval.proposals import brief_of, program_of
 from ava_server.core.ids import state_words
 from ava_server.render.plan_view import task_words
@@ -64,6 +65,7 @@ class RunDecision:
         how: Who decided, over which channel.
         changes: What it has changed, in words; empty where nothing was.
         plan_id: The plan as whose step it was approved.
+        whole_plan: That plan was approved as a whole, before it had this run; else several proposals became a plan.
         more: It answers a request for more.
         folded: What of the proposal was folded on the screen of who approved it, counted.
     """
@@ -73,38 +75,58 @@ class RunDecision:
     how: str
     changes: str = ""
     plan_id: str | None = None
+    whole_plan: bool = False
     more: bool = False
     folded: str = ""
 
+    @property
+    def plan_words(self) -> str:
+        """What else was approved with it: `together with others as G-7f3a2b`; empty where nothing was."""
+        if self.plan_id is None:
+            return ""
+        if self.whole_plan:
+            return f"with its plan {self.plan_id}"
+        return f"together with others as {self.plan_id}"
 
-DECISIONS = ("SpawnProposed", "SpawnDecided", "Answered")
-"""The entries of a run that `decisions_in` reads."""
 
-
-def decisions_in(
-    entries: Iterable[Entry], began: Callable[[str], SessionStart | None] = lambda _session: None
-) -> list[RunDecision]:
-    """Return first the decisions on the proposal, then those on requests for more.
-
-    `began` returns how a session began, where the log can be asked.
-    """
-    first: list[RunDecision] = []
-    raised: list[RunDecision] = []
-    proposed: dict[str, Any] = {}
-    for entry in entries:
+def decisions_on(view: View, run: RunRow) -> tuple[RunDecision, ...]:
+    """Return who decided about a run: first on its proposal or its plan's, then on its own requests for more."""
+    found: list[RunDecision] = []
+    approval = approval_of(view, run)
+    entry, decided = approval.decided, approval.decision
+    if entry is not None and decided is not None:
+        proposed = approval.proposal.config if approval.proposal is not None else {}
+        is_of_plan = approval.run_id != run.id
+        on_proposal = RunDecision(
+            entry.ts_us,
+            state_words(decided.decision).capitalize(),
+            _how(view, entry, decided.channel or decided.decision),
+            changed_words(decided.changes, proposed),
+            approval.run_id if is_of_plan else decided.group_id,
+            whole_plan=is_of_plan,
+            folded=decided.folded or "",
+        )
+        found.append(on_proposal)
+    for entry in view.rare_entries(run.id, ("Answered",)):
         fact = entry.fact
-        if isinstance(fact, SpawnProposed):
-            proposed = fact.config
-        elif isinstance(fact, SpawnDecided):
-            what, folded = state_words(fact.decision).capitalize(), fact.folded or ""
-            how = how_decided(fact.channel or fact.decision, began(entry.session_id), entry.user_id)
-            changes = changed_words(fact.changes, proposed)
-            first.append(RunDecision(entry.ts_us, what, how, changes, fact.group_id, folded=folded))
-        elif isinstance(fact, Answered) and fact.for_more:
+        if isinstance(fact, Answered) and fact.for_more:
+            how = _how(view, entry, fact.channel or fact.decision)
             what = f"Request for more {fact.decision}"
-            how = how_decided(fact.channel or fact.decision, began(entry.session_id), entry.user_id)
-            raised.append(RunDecision(entry.ts_us, what, how, changed_words(fact.changes), more=True))
-    return first + raised
+            found.append(RunDecision(entry.ts_us, what, how, changed_words(fact.changes), more=True))
+    return tuple(found)
+
+
+def _how(view: View, entry: Entry, channel: str) -> str:
+    return how_decided(channel, view.session_start(entry.session_id), entry.user_id)
+
+
+def undecided_words(run: RunRow, state: str) -> str:
+    """Say that nobody has decided about a proposal yet, or in time; empty for a run in any other state."""
+    if state == EXPIRED:
+        return f"Not decided: {run.pending_id} has expired"
+    if state == WAITING:
+        return f"Not decided: {run.pending_id} waits for approval"
+    return ""
 
 
 def changed_words(changes: dict[str, Any], proposed: Mapping[str, Any] = MappingProxyType({})) -> str:

@@ -8,13 +8,13 @@ from typing import TypeVar
 import anyio
 
 from ava_audit.errors import AuditError
-from ava_audit.events import SpawnDecided, SpawnProposed
 from ava_audit.rows import ProposalRow, RunRow
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.approval.decide import Shown
 from ava_server.approval.decisions import lowered_words
+from ava_server.approval.lookup import approval_of
 from ava_server.approval.outcomes import closed_resumption, run_now
 from ava_server.approval.proposals import SpawnLimits, waiting_proposal
 from ava_server.core.errors import AvaError
@@ -119,9 +119,11 @@ def lowered_limits(view: View, rows: Sequence[ProposalRow]) -> Iterator[str]:
     members_micros = 0
     plan_id: str | None = None
     for row in rows:
-        facts = [entry.fact for entry in view.entries(row.run_id, 0, ("SpawnProposed", "SpawnDecided"))]
-        proposed = next((fact for fact in facts if isinstance(fact, SpawnProposed)), None)
-        decided = next((fact for fact in facts if isinstance(fact, SpawnDecided)), None)
+        run = view.run(row.run_id)
+        if run is None:
+            continue
+        approval = approval_of(view, run)
+        proposed, decided = approval.proposal, approval.decision
         if proposed is None or decided is None:
             continue
         before = RunConfig.model_validate(proposed.config)

@@ -22,7 +22,7 @@ from ava_roles.wrap import clean, show_controls
 from ava_server.approval.proposals import Pending, SpawnLimits, brief_of, pending_proposal
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
-from ava_server.render.approvals import DECISIONS, RunDecision, decisions_in
+from ava_server.render.approvals import RunDecision, decisions_on
 from ava_server.render.entry_lines import Step, compact, recent_steps
 from ava_server.render.responses import RunAnswer
 from ava_server.render.run_view import Processes, ProcessesNow, RunView, run_answer, state_now, view_run
@@ -62,11 +62,17 @@ class RunDiff:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run with its whole result, and its brief (over HTTP it is called `texts`); None where that was erased."""
+    """A run with its whole result.
+
+    Attributes:
+        texts: Its brief, under its name over HTTP; None where it was erased.
+        decided: Who decided about it; None from a server of an older version.
+    """
 
     row: RunRow
     answer: RunAnswer
     texts: Brief | None
+    decided: tuple[RunDecision, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +141,7 @@ def run_record(view: View, run_id: str, processes: Processes) -> RunRecord:
     elif shown.wait is not None and shown.wait.cause == "answer":
         how = shown.wait.for_people()
         answer.waits_for = f"a person. {how[:1].upper()}{how[1:]}"
-    return RunRecord(run, answer, brief_of(view, run))
+    return RunRecord(run, answer, brief_of(view, run), decisions_on(view, run))
 
 
 def run_detail(
@@ -148,7 +154,7 @@ def run_detail(
     return RunDetail(
         view_run(view, run, processes, now, served=served, task=True),
         brief_of(view, run),
-        tuple(decisions_in(view.entries(run.id, 0, DECISIONS))),
+        decisions_on(view, run),
         recent_steps(view, run.id, most_steps),
         dict(tools.most_common()),
         proposal if isinstance(proposal, Pending) else None,

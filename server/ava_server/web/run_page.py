@@ -17,20 +17,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ava_audit.entries import Entry
-from ava_audit.events import AssistantMessage
 from ava_audit.rows import RunRow
 from ava_audit.units import micros_from_cents, now_us
 from ava_audit.view import View
 from ava_server.approval.decide import Needs
+from ava_server.approval.lookup import proposal_of
 from ava_server.approval.proposals import brief_of
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import Refused
-from ava_server.core.ids import AGENT, parse_number
-from ava_server.render.approvals import decisions_in
+from ava_server.core.ids import parse_number
+from ava_server.render.approvals import decisions_on, undecided_words
 from ava_server.render.responses import RunAnswer
 from ava_server.render.result import UntrustedText, cost_notes, result_of, verdict_words
-from ava_server.render.run_view import RunView, run_answer, view_run
+from ava_server.render.run_view import run_answer, view_run
 from ava_server.run_config.config import RunConfig, config_of
 from ava_server.runs.record.costs import Costs, costs_of
 from ava_server.service.run_records import DeliveredFiles, diff_of, run_record, shown_changes
@@ -138,9 +137,6 @@ class RunPage(PagePart):
         runtime = self._context.runtime
         shown = view_run(view, row, runtime.instances, now_us(), manager=runtime.manager, task=True)
         answer = run_answer(shown)
-        first = view.newer_entries(run_id, 0, FIRST_ENTRIES)
-        raised = view.rare_entries(run_id, ("Answered",))
-        decided = [entry for entry in first if entry.type == "SpawnDecided"]
         session = visitor.service_session(self._context.site.url)
         return {
             "run": shown,
@@ -150,9 +146,9 @@ class RunPage(PagePart):
             "scale": scale_of(row, now_us()),
             "spent_on": [] if shown.free else spent_on(_parts_beside_notes(answer)),
             "cost_notes": cost_notes(answer),
-            "decisions": decisions_in([*first, *raised], view.session_start),
-            "undecided": _undecided(shown, decided),
-            "proposal": _proposal(first),
+            "decisions": decisions_on(view, row),
+            "undecided": undecided_words(row, shown.state),
+            "proposal": proposal_of(view, row),
             "config": _config(row) if shown.caps else None,
             "own": row.user_id == visitor.user,
             "steers": row.user_id == visitor.user and session.may("spawn"),
@@ -315,21 +311,6 @@ def _config(row: RunRow) -> RunConfig | None:
         return config_of(row.config)
     except ValueError:
         return None
-
-
-def _undecided(shown: RunView, decided: list[Entry]) -> str:
-    if decided or shown.row.queued_us is not None:
-        return ""
-    how = "has expired" if shown.state == "expired" else "waits for approval"
-    return f"Not decided: {shown.row.pending_id} {how}."
-
-
-def _proposal(first: list[Entry]) -> str:
-    """Return the proposal as it was shown, from a run's first entries; empty where it was erased."""
-    for entry in first:
-        if entry.who.agent_id == AGENT and isinstance(entry.fact, AssistantMessage):
-            return entry.fact.text
-    return ""
 
 
 def _costs(view: View, run: RunRow) -> tuple[Costs, bool]:

@@ -1,0 +1,110 @@
+"""A run that a plan has queued was approved with its plan: every surface finds that, as it does for any other run."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import anyio.to_thread
+from pydantic import TypeAdapter
+from support.approval.together import approve_together, propose_two
+from support.pages.lab_pages import serve_lab_pages
+from support.runs import plans
+from support.runtime import PRICED, Lab, open_lab, submit
+from support.terminal import ava
+
+from ava_audit.events import SpawnDecided
+from ava_server.approval.lookup import approval_of, proposal_of
+from ava_server.approval.outcomes import closed_proposal
+from ava_server.approval.proposals import spawn_limits
+from ava_server.cli.show import decided_lines
+from ava_server.cli.transport import validated
+from ava_server.render.approvals import RunDecision
+from ava_server.service.run_records import RunRecord, run_detail, run_record
+
+
+async def shown(lab: Lab, *args: str) -> str:
+    done = await anyio.to_thread.run_sync(lambda: ava(lab.root, *args))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+async def decided_on_screens(lab: Lab, run_id: str) -> list[RunDecision]:
+    """Return who decided about a run as `ava show` and the dashboard read it, which has to be the same."""
+    run = await lab.run(run_id)
+    processes = lab.runtime.instances
+    limits = spawn_limits(lab.runtime.settings, run.user_id)
+    record = await lab.store.read(lambda view: run_record(view, run_id, processes))
+    detail = await lab.store.read(
+        lambda view: run_detail(view, run, processes, limits, served=lambda: True, most_steps=3)
+    )
+    assert record.decided == detail.decided is not None
+    return list(detail.decided)
+
+
+async def test_each_run_of_a_plan_says_who_approved_it(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, plans.write_notes, config=PRICED) as lab, serve_lab_pages(lab) as browser:
+        proposal = await plans.propose(lab, name="Release notes")
+        plan = await plans.approve(lab, proposal)
+        [decided] = await lab.facts(plan.id, SpawnDecided)
+        by_whom = "by the host's call or a script's --yes; the log has no answer of a person"
+        [own] = await decided_on_screens(lab, plan.id)
+        assert (own.what, own.how, own.plan_words) == ("Approved", by_whom, "")
+        rows = await plans.rows(lab, plan.id)
+        assert {row.step for row in rows} == {"find", "read", "write"}
+        for row in rows:
+            run = await lab.run(row.id)
+            approval = await lab.store.read(partial(approval_of, run=run))
+            assert (approval.run_id, approval.decision) == (plan.id, decided)
+            proposed = await lab.store.read(partial(proposal_of, run=run))
+            assert proposed.endswith(proposal.approval_line)
+            [one] = await decided_on_screens(lab, row.id)
+            assert (one.at_us, one.how, one.plan_words) == (own.at_us, by_whom, f"with its plan {plan.id}")
+            text = await shown(lab, "show", row.id)
+            assert "Not decided" not in text and f"{by_whom}\nApproved with its plan {plan.id}\n" in text
+            page = (await browser.get(f"/subagents/{row.id}")).text
+            assert f"<li>Approved {by_whom.replace(chr(39), '&#39;')}" in page
+            assert f", with its plan {plan.id}</li>" in page and "Not decided" not in page
+            assert "The proposal, as it was shown" in page and "Release notes" in page
+            closed = await lab.store.read(partial(closed_proposal, run=run))
+            assert "was approved already, by a call of the host at" in closed
+
+
+async def test_runs_that_were_approved_together_keep_their_own_approvals(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, lambda _request: submit(), config=PRICED) as lab:
+        made = await propose_two(lab)
+        plan_id = await approve_together(lab, *made, last="2 subagents together, at most $1.00")
+        for proposal in made:
+            run = await lab.ended(proposal.subagent_id)
+            [decided] = await decided_on_screens(lab, run.id)
+            assert decided.plan_words == f"together with others as {plan_id}"
+            text = await shown(lab, "show", run.id)
+            assert f"Approved together with others as {plan_id}\n" in text
+
+
+async def test_a_proposal_that_waits_or_has_ended_without_a_yes_says_so(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, lambda _request: submit(), config=PRICED) as lab:
+        single, plan = await lab.propose(task="one"), await plans.propose(lab)
+        for proposal in (single, plan):
+            assert await decided_on_screens(lab, proposal.run_id) == []
+            text = await shown(lab, "show", proposal.run_id)
+            assert f"Not decided: {proposal.pending_id} waits for approval\n" in text
+            await lab.call("cancel_subagent", **{key_of(proposal.run_id): proposal.run_id})
+            [decided] = await decided_on_screens(lab, proposal.run_id)
+            assert decided.what == "Rejected"
+            assert "Not decided" not in await shown(lab, "show", proposal.run_id)
+
+
+def key_of(run_id: str) -> str:
+    return "group_id" if run_id.startswith("G-") else "subagent_id"
+
+
+async def test_what_an_older_server_does_not_send_is_said_to_be_missing(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, lambda _request: submit(), config=PRICED) as lab:
+        run = await lab.ended(await lab.start())
+        record = await lab.store.read(lambda view: run_record(view, run.id, lab.runtime.instances))
+    sent = TypeAdapter(RunRecord).dump_python(record, mode="json")
+    del sent["decided"]
+    received = validated(RunRecord, sent)
+    [first, *_others] = decided_lines(received.row, received.answer.state, received.decided, utc=False)
+    assert first == "Who decided: this server has an older version, which does not say it"
