@@ -217,7 +217,8 @@ def _next_step(run: RunAnswer, error: Mapping[str, Any]) -> str:
     from ava_server.models.model_choice import CUSTOM
 
     step = str(error["what_to_do"])
-    provider, _colon, _model = (run.model or "").partition(":")
+    model = str(error.get("model") or run.model or "")  # of a plan, that of the run that failed
+    provider, _colon, _model = model.partition(":")
     if provider == CUSTOM and _SET_KEY.search(step):
         step = _SET_KEY.sub(r"\1et a valid AVA_MODEL_API_KEY", step)
         step += " A worker with the old one ends a minute after its last run."

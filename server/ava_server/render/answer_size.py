@@ -40,6 +40,7 @@ def add_result(answer: RunAnswer, result: dict[str, Any], offset: int, room: int
         answer.cost_by = result.get("cost_by") or None
         answer.quotes_checked = result.get("quotes_checked") or None
         answer.changes = result.get("changes")
+        answer.branches = result.get("branches") or None
     answer.untrusted_result = untrusted
     if room is None:
         return
@@ -47,7 +48,7 @@ def add_result(answer: RunAnswer, result: dict[str, Any], offset: int, room: int
     room_left = room
     for part in (untrusted.summary, untrusted.caveats, untrusted.findings):
         room_left -= json_chars(part)
-    for optional in (untrusted.error_text, untrusted.changed, answer.changes):
+    for optional in (untrusted.error_text, untrusted.changed, answer.changes, answer.branches):
         if optional:
             room_left -= json_chars(optional)
     end = offset + fitting(output[offset : offset + room], max(room_left, LEAST_ROOM // 2))
@@ -77,6 +78,11 @@ def _shorten(answer: RunAnswer, untrusted: Untrusted, room: int) -> None:
             untrusted.caveats = [*untrusted.caveats, f"{more} more changed files: ava show {answer.subagent_id} --diff"]
     if answer.changes and answer.changes.get("notes"):
         answer.changes = {**answer.changes, "notes": _first(answer.changes["notes"], room // 6)}
+    if answer.branches:
+        branches = answer.branches
+        answer.branches = _first(branches, room // 3)
+        if len(answer.branches) < len(branches):
+            untrusted.caveats = [*untrusted.caveats, f"{len(branches) - len(answer.branches)} more branches: {whole}"]
     if answer.quotes_checked:
         kept = len(untrusted.findings)
         answer.quotes_checked = [quote for quote in answer.quotes_checked if quote.get("finding", 0) <= kept]

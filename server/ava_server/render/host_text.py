@@ -24,8 +24,8 @@ from ava_server.render.responses import (
     SpawnAnswer,
     Untrusted,
 )
-from ava_server.render.result import Text, UntrustedText, artifact_text, printed, receipts_text
-from ava_server.runs.record.changes import changed_lines, changes_lines
+from ava_server.render.result import Text, UntrustedText, artifact_text, changes_of, printed, receipts_text
+from ava_server.runs.record.changes import changed_lines
 
 INSTRUCTIONS = Path(__file__).with_name("instructions.txt").read_text("utf-8")
 """What the host's model is told about Ava at the handshake."""
@@ -86,9 +86,7 @@ def _ending(run: RunAnswer) -> str:
 
 def _about_result(run: RunAnswer) -> list[str]:
     """Return what Ava itself says of a result: changes, quotes, figures, and how to read on."""
-    lines: list[str] = []
-    if run.changes:
-        lines += changes_lines(run.subagent_id, run.changes)
+    lines = changes_of(run)
     if run.quotes_checked:
         lines.append(_quotes(run.quotes_checked))
     if run.confidence is not None:

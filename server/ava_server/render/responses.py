@@ -149,6 +149,8 @@ class RunAnswer(BaseModel):
     advice: str | None = None
     quotes_checked: list[dict[str, Any]] | None = None
     changes: Any = None
+    branches: Any = None
+    """Of a plan: the `changes` of each of its runs that has some, with its `subagent_id`, `step` and `item`."""
     untrusted_result: Untrusted | None = None
     cursor: str | None = Field(default=None, description="More: check_subagent with it.")
 

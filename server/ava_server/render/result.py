@@ -15,6 +15,7 @@ from typing import Any, cast
 from ava_audit.events import WHOLE
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.wrap import one_line
+from ava_server.core.names import quote_name
 from ava_server.render.reasons import reason_words
 from ava_server.render.responses import RunAnswer
 
@@ -158,7 +159,7 @@ def result_of(run: RunAnswer) -> Result | None:
     if result is None:
         return None
     from ava_server.render.markdown import as_markdown  # these load what no start of a command needs
-    from ava_server.runs.record.changes import changed_lines, changes_lines
+    from ava_server.runs.record.changes import changed_lines
 
     findings, sources = _apart(findings_of(run, result.findings))
     ended, summary, handed_over = _why_it_ended(run), result.summary, result.output
@@ -170,10 +171,8 @@ def result_of(run: RunAnswer) -> Result | None:
     if handed_over is not None and handed_over != result.summary:
         output = as_markdown(handed_over)
     coded: dict[str, Any] = run.changes or {}
-    changes: list[str] = []
     changed: list[str] = []
     if coded:
-        changes = changes_lines(run.subagent_id, coded)
         changed = changed_lines(result.changed or {})
     return Result(
         ended=ended,
@@ -187,11 +186,25 @@ def result_of(run: RunAnswer) -> Result | None:
         sources=sources,
         caveats=[UntrustedText(caveat) for caveat in result.caveats],
         artifacts=result.artifacts,
-        changes=changes,
+        changes=changes_of(run),
         changed=[UntrustedText(line) for line in changed],
         branch=bool(coded.get("branch")),
         figures=list(_figures(run)),
     )
+
+
+def changes_of(run: RunAnswer) -> list[str]:
+    """Return what became of a run's changes, or of those of each run of a plan, in lines of Ava's own."""
+    from ava_server.runs.record.changes import changes_lines
+
+    if run.changes:
+        return changes_lines(run.subagent_id, run.changes)
+    lines: list[str] = []
+    for branch in run.branches or ():
+        name = branch["step"] if branch["item"] is None else f"{branch['step']}[{branch['item']}]"
+        first, *more = changes_lines(branch["subagent_id"], branch)
+        lines += [f"Step {quote_name(name)}: {first}", *more]
+    return lines
 
 
 def _of_steps(output: object) -> object:

@@ -51,6 +51,7 @@ from ava_server.runs.owner.blockers import blocker_in
 from ava_server.runs.record.claims import plan_waits_for_resume, resume_line, waits_for_resume
 from ava_server.runs.record.lifecycle import awaited, is_held, pause_words, paused
 from ava_server.runs.record.money_holders import awaited_money
+from ava_server.runs.record.plan_result import complete_result
 from ava_server.runs.record.plan_time import plan_busy_us
 
 if TYPE_CHECKING:
@@ -622,9 +623,16 @@ def _result(view: View, run: RunRow) -> tuple[dict[str, Any] | None, bool]:
     if entry is None:
         return None, False
     if isinstance(entry.fact, SubagentComplete):
-        return entry.fact.result, False
+        return _complete(view, run, entry.fact.result), False
     was_erased = entry.fact is None  # an erased entry stays in the log, without its content
     return None, was_erased
+
+
+def _complete(view: View, run: RunRow, result: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return complete_result(view, run, result)
+    except ValueError:  # a newer Ava wrote it
+        return result
 
 
 def _caps(view: View, run: RunRow, at_us: int, plan: PlanView | None) -> tuple[tuple[Cap, ...], bool]:

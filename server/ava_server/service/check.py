@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -202,7 +203,7 @@ class RunChecks(Operations):
             lacks_key = answer.error is not None and answer.error.get("kind") == "auth"
             if lacks_key and answer.error and answer.model:
                 # How to give a key depends on the host, which the log does not know.
-                provider = answer.model.partition(":")[0]
+                provider = str(answer.error.get("model") or answer.model).partition(":")[0]
                 answer.error["what_to_do"] = self._access.key_advice(provider)
         return answers
 
@@ -232,12 +233,20 @@ class RunChecks(Operations):
             answer.waits_for = how.format(pending_id=run.row.pending_id)
         if answer.waits_for:
             answer.waits_for = self._access.adapt_text(answer.waits_for)
-        if answer.changes and answer.changes["to_merge"]:
-            to_see: str | None = None
-            if not self._session.remote:
-                to_see = self._access.adapt_text(f"`ava show {run.row.id} --diff`").strip("`")
-            answer.changes = {**answer.changes, "to_see": to_see}
+        if answer.changes:
+            answer.changes = self._with_way_to_see(run.row.id, answer.changes)
+        if answer.branches:
+            answer.branches = [self._with_way_to_see(each["subagent_id"], each) for each in answer.branches]
         return answer
+
+    def _with_way_to_see(self, run_id: str, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return changes with the command that shows them; None for a person on another machine."""
+        if not changes["to_merge"]:
+            return changes
+        to_see: str | None = None
+        if not self._session.remote:
+            to_see = self._access.adapt_text(f"`ava show {run_id} --diff`").strip("`")
+        return {**changes, "to_see": to_see}
 
     async def _bring_branches(self, rows: list[RunRow], answers: list[RunAnswer]) -> None:
         """Bring the branches of own runs that were made elsewhere into their repositories here."""

@@ -56,7 +56,10 @@ async def fetch_branch(store: Store, travel: Travel, run: RunRow, into: Path | N
         Refused: There is none to bring, or it cannot be brought; says what to do.
     """
     result = await store.read(lambda view: stored_result(view, run))
-    coding, changes = changes_in(run, run.state, result and result.get("changes"), erased=result is None)
+    stored = result or {}
+    coding, changes = changes_in(
+        run, run.state, stored.get("changes"), erased=result is None, branches=stored.get("branches", ())
+    )
     if "pack" not in changes:
         raise Refused(_made_there(travel, run, coding, str(changes["branch"]), into))
     if into is None and travel.is_elsewhere(config_of(run.config)):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,10 +165,21 @@ def run_detail(
 
 
 def changes_in(
-    run: RunRow, state: str, changes: dict[str, Any] | None, *, erased: bool
+    run: RunRow,
+    state: str,
+    changes: dict[str, Any] | None,
+    *,
+    erased: bool,
+    branches: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[Coding, dict[str, Any]]:
-    """Return how a run changed files, and what its result tells of its branch. Raises Refused if there is none."""
+    """Return how a run changed files, and what its result tells of its branch. Raises Refused if there is none.
+
+    `branches` are those of a plan's runs: they are seen and fetched one by one.
+    """
     who = label(run)
+    if branches:
+        ids = [str(branch["subagent_id"]) for branch in branches]
+        raise Refused(f"{who} has a branch for each of its subagents that changed files; name one: {', '.join(ids)}")
     coding = config_of(run.config).coding
     if coding is None:
         raise Refused(f"{who} changes no files, so it has no branch; `ava show {run.id}` has its result")
@@ -185,7 +196,8 @@ def changes_in(
 
 
 def shown_changes(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
-    _coding, changes = changes_in(run, answer.state, answer.changes, erased=answer.untrusted_result is None)
+    erased = answer.untrusted_result is None
+    _coding, changes = changes_in(run, answer.state, answer.changes, erased=erased, branches=answer.branches or ())
     return {**changes, "git_folder": config_of(run.config).git_folder}
 
 
