@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ava_audit.entries import Entry
+from ava_audit.events import Usage
 from ava_audit.rows import RunRow
 from ava_audit.units import (
     MICROS_PER_USD,
@@ -82,7 +83,7 @@ from ava_server.service.record_requests import COSTS, SOURCE
 
 if TYPE_CHECKING:
     from ava_server.cli.record_client import Records
-    from ava_server.runs.record.costs import Attempt, Costs
+    from ava_server.runs.record.costs import Attempt, Costs, StepCost
     from ava_server.service.fetch import FetchedBranch
     from ava_server.service.run_records import RunRecord
     from ava_server.service.source_view import OpenedSource, SourceWindow
@@ -520,13 +521,26 @@ def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list
     lines = [cut(f"{label(run)}: {state_words(answer.state)}", _COST_COLUMNS)]
     if run.task_id:
         lines.append(cut(f"task_id: {run.task_id}", _COST_COLUMNS))
-    billed = costs.micros - costs.cost_by.get("search", 0) if config.price.free else 0
-    model = billed_words(config.model, billed) if billed else f"{model_about(config.model)}, {price_text(config.price)}"
-    lines += wrapped_lines(f"Model: {model}", _COST_COLUMNS)
+    for model in _models(config, costs):
+        lines += wrapped_lines(f"Model: {model}", _COST_COLUMNS)
     lines += [*wrapped_lines(f"Caps: {limits_text(config, run)}", _COST_COLUMNS), ""]
     if not costs.attempts:
-        return [*lines, "No model call was made, so nothing was spent.", *_cap_changes(costs, utc)]
-    return [*lines, *_table(costs), *_outputs(costs), *_sums(run, costs), *_cap_changes(costs, utc)]
+        spent = "No model call was made, so nothing was spent."
+        if run.cost_micros:  # of a plan
+            dollars = format_usd(run.cost_micros)
+            spent = f"{dollars} was spent; this server has an older version, which does not say on what."
+        return [*lines, *wrapped_lines(spent, _COST_COLUMNS), *_cap_changes(costs, utc)]
+    table = _step_table(costs) if costs.steps else _table(costs)
+    return [*lines, *table, *_outputs(costs), *_sums(run, costs), *_cap_changes(costs, utc)]
+
+
+def _models(config: RunConfig, costs: Costs) -> list[str]:
+    """Return the model of a run, or each of those of a plan's steps, with its price."""
+    billed = costs.micros - costs.cost_by.get("search", 0) if config.price.free else 0
+    if billed:
+        return [billed_words(config.model, billed)]
+    configs = [step.config for step in config.steps] or [config]
+    return list(dict.fromkeys(f"{model_about(each.model)}, {price_text(each.price)}" for each in configs))
 
 
 def price_text(price: Price) -> str:
@@ -563,6 +577,24 @@ def _table(costs: Costs) -> Iterable[str]:
                 sums[name] += count
         yield cut(f"{_row(turn, *tokens, cost, share)} {_note(attempt)}".rstrip(), _COST_COLUMNS)
     yield _row("all", *map(str, sums.values()), format_usd(costs.micros), _share(costs.micros, costs.micros))
+
+
+def _step_table(costs: Costs) -> Iterable[str]:
+    """Yield the head, a row for each step of a plan, and their sums."""
+    yield f"{_row('runs', *_HEAD[1:])} step"
+    for step in costs.steps:
+        cells = _step_cells(step.runs, step.usage, step.micros, costs.micros)
+        yield cut(f"{_row(*cells)} {step.step}", _COST_COLUMNS)
+    tokens: Counter[str] = Counter()
+    for step in costs.steps:
+        tokens.update(step.usage.model_dump())
+    runs = sum(step.runs for step in costs.steps)
+    yield _row(*_step_cells(runs, Usage(**tokens), costs.micros, costs.micros)) + " all"
+
+
+def _step_cells(runs: int, usage: Usage, micros: int, all_micros: int) -> list[str]:
+    tokens = [str(getattr(usage, name)) for name in _TOKENS]
+    return [str(runs), *tokens, format_usd(micros), _share(micros, all_micros)]
 
 
 def _row(*cells: str) -> str:
@@ -646,7 +678,7 @@ def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
         "cost_cents": cents(costs.micros),
         "max_cost_cents": config.limits.get("max_cost_cents"),
         "cost_by": {name: cents(micros) for name, micros in costs.cost_by.items()},
-        "attempts": [_attempt_json(attempt, costs.micros) for attempt in costs.attempts],
+        "attempts": [_attempt_json(run.id, attempt, costs.micros) for attempt in costs.attempts],
         "tool_outputs": None
         if costs.outputs is None
         else [
@@ -670,11 +702,27 @@ def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
             "write_premium_cents": cents(costs.cache.premium),
         },
         "caps": [{"at": iso_utc(note.at_us), "what": note.text} for note in costs.caps],
+        "steps": [_step_json(step, costs.micros) for step in costs.steps],
     }
 
 
-def _attempt_json(attempt: Attempt, total: int) -> dict[str, Any]:
+def _step_json(step: StepCost, total: int) -> dict[str, Any]:
     return {
+        "step": step.step,
+        "runs": step.runs,
+        **step.usage.model_dump(),
+        "cost_cents": cents(step.micros),
+        "share_percent": _percent(step.micros, total),
+    }
+
+
+def _percent(micros: int, total: int) -> float | None:
+    return round(100 * micros / total, 2) if total else None
+
+
+def _attempt_json(run_id: str, attempt: Attempt, total: int) -> dict[str, Any]:
+    return {
+        "subagent_id": attempt.run_id or run_id,
         "turn": attempt.turn,
         "attempt": attempt.attempt,
         "settlement": attempt.settlement or "in_flight",
@@ -683,5 +731,5 @@ def _attempt_json(attempt: Attempt, total: int) -> dict[str, Any]:
         **(attempt.usage.model_dump() if attempt.usage is not None else {}),
         "cost_cents": cents(attempt.micros),
         "reserved_cents": cents(attempt.reserved),
-        "share_percent": round(100 * attempt.micros / total, 2) if total else None,
+        "share_percent": _percent(attempt.micros, total),
     }

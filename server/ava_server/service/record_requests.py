@@ -280,13 +280,7 @@ class RecordsHandler:
     async def costs(self, run_id: str) -> "Costs":
         from ava_server.runs.record.costs import costs_of  # loads the settings and all roles' tools
 
-        def query(view: View) -> "Costs":
-            run = self.run_in(view, run_id)
-            changed = view.of_type("SettingsChanged")
-            plan = view.plan_caps(run.plan_id)
-            return costs_of(run, view.entries(run.id), changed, plan)
-
-        return await self.store.read(query)
+        return await self.store.read(lambda view: costs_of(view, self.run_in(view, run_id)))
 
     async def diff(self, run_id: str) -> "RunDiff":
         from ava_roles.sandbox.temporary import temporary_files_in

@@ -41,16 +41,11 @@ from ava_server.web.site import HEADERS, Visitor
 from ava_server.web.tables import read_table
 from ava_server.web.timeline import Order, Place, describe, place_of, read_newer, read_page, scale_of
 
-FIRST_ENTRIES = 40
-"""Among so many of a run's first entries are its proposal and the decision on it."""
 MOST_CHARS = 400_000
 AROUND_LINES, AROUND_CHARS = 100, 10_000
 """Lines and characters that are shown on each side of a quote."""
 DIFF_LINES, DIFF_CHARS = 4_000, 400_000
 DIFF_WITHIN_S = 30.0
-WHOLE_ENTRIES = 10_000
-"""Of a run with more entries, only the last calls are read: everything would take seconds."""
-LAST_ENTRIES = 2_500
 MOST_ATTEMPTS = 400
 _PARTS = {
     "input": "Prompts",
@@ -62,7 +57,6 @@ _PARTS = {
     "search": "Web searches",
     "uncosted": "Unknown, the most that it can be",
 }
-_OF_MONEY, _OF_CAPS = ("CostReserved", "CostUpdate"), ("SpawnProposed", "SpawnDecided")
 
 
 class RunPage(PagePart):
@@ -277,9 +271,9 @@ class RunPage(PagePart):
     async def costs(self, request: Request) -> Response:
         run = await self._context.named_run(request)
         record = await self._record(run)
-        costs, whole = await self._context.store.read(lambda view: _costs(view, run))
-        values = {"row": record.row, "costs": costs, "attempts": costs.attempts[-MOST_ATTEMPTS:], "whole": whole}
-        parts = costs.cost_by if whole else micros_by_part(record.answer)
+        costs = await self._context.store.read(lambda view: _costs(view, run))
+        values = {"row": record.row, "costs": costs, "attempts": costs.attempts[-MOST_ATTEMPTS:]}
+        parts = costs.cost_by if costs.whole else micros_by_part(record.answer)
         return self._context.show(request, "run_costs.html", {**values, "spent_on": spent_on(parts)})
 
     async def _record(self, run: RunRow) -> Any:
@@ -313,17 +307,9 @@ def _config(row: RunRow) -> RunConfig | None:
         return None
 
 
-def _costs(view: View, run: RunRow) -> tuple[Costs, bool]:
-    """Return what a run has cost, and whether that is all of it: of a long run, it is the last calls."""
-    whole = view.count_entries(run.id, WHOLE_ENTRIES) < WHOLE_ENTRIES
-    if whole:
-        entries = view.entries(run.id)
-    else:
-        last = [entry for entry in view.older_entries(run.id, None, LAST_ENTRIES)[::-1] if entry.type in _OF_MONEY]
-        first = [entry for entry in view.newer_entries(run.id, 0, FIRST_ENTRIES) if entry.type in _OF_CAPS]
-        entries = [*first, *view.rare_entries(run.id, ("Answered",)), *last]
+def _costs(view: View, run: RunRow) -> Costs:
     try:
-        return costs_of(run, entries, view.of_type("SettingsChanged"), view.plan_caps(run.plan_id)), whole
+        return costs_of(view, run, bounded=True)
     except ValueError:
         raise Refused(f"a newer Ava has proposed {run.id}, and this one cannot read what was approved") from None
 

@@ -24,7 +24,7 @@ from ava_server.cli.show import _sums
 from ava_server.cli.status_overview import health
 from ava_server.cli.users import _describe_user
 from ava_server.dashboard.live import LivePage
-from ava_server.runs.record.costs import costs_of
+from ava_server.runs.record.costs import fold_costs
 from ava_server.service.checks.data import budgets
 from ava_server.service.user_accounts import list_users
 from ava_server.web.context import environment
@@ -86,7 +86,7 @@ async def test_a_run_that_asks_its_person_shows_one_figure_for_money_held_everyw
             assert together not in words, (name, words)
 
         of_one = {
-            "ava show --costs": "\n".join(_sums(asks, costs_of(asks, entries))),
+            "ava show --costs": "\n".join(_sums(asks, fold_costs(asks, entries))),
             "the page of a run": parts.caps(shown),  # type: ignore[attr-defined]
         }
         for name, words in of_one.items():

@@ -42,7 +42,7 @@ from ava_server.render.turns import turns_of
 from ava_server.runs.asking.extension import Shortage, _per_turn
 from ava_server.runs.journal.log import RunLog
 from ava_server.runs.record.claims import claim, interrupt_runs, settle
-from ava_server.runs.record.costs import costs_of
+from ava_server.runs.record.costs import fold_costs
 from ava_server.runs.record.endings import cancel, end_for_owner
 from ava_server.runs.record.history import History
 from ava_server.runs.record.result import RunResult
@@ -171,7 +171,7 @@ async def check_books(store: Store, costs: dict[Key, int], unknown: set[Key], in
         assert len(run.calls_in_flight) == sum(key[0] == run.id for key in in_flight)
         assert (run.cost_micros, run.uncosted_micros) == (cost, uncosted), run.id
         entries = await store.read(partial(View.entries, run_id=run.id))
-        explained = costs_of(run, entries)
+        explained = fold_costs(run, entries)
         assert explained.micros == sum(explained.cost_by.values()) == cost
         history = History(run.id)
         history.add_all(entries)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
 import anyio.to_thread
+import pytest
 from pydantic import TypeAdapter
 from support.approval.together import approve_together, propose_two
 from support.pages.lab_pages import serve_lab_pages
@@ -14,13 +16,18 @@ from support.runtime import PRICED, Lab, open_lab, submit
 from support.terminal import ava
 
 from ava_audit.events import SpawnDecided
+from ava_audit.units import cents, format_usd
 from ava_server.approval.lookup import approval_of, proposal_of
 from ava_server.approval.outcomes import closed_proposal
 from ava_server.approval.proposals import spawn_limits
-from ava_server.cli.show import decided_lines
+from ava_server.cli.show import cost_screen, decided_lines
 from ava_server.cli.transport import validated
 from ava_server.render.approvals import RunDecision
+from ava_server.runs.record import costs
+from ava_server.runs.record.costs import Cache, Costs
 from ava_server.service.run_records import RunRecord, run_detail, run_record
+
+MODEL = "Model: custom:test, per million tokens input $"
 
 
 async def shown(lab: Lab, *args: str) -> str:
@@ -108,3 +115,69 @@ async def test_what_an_older_server_does_not_send_is_said_to_be_missing(tmp_path
     received = validated(RunRecord, sent)
     [first, *_others] = decided_lines(received.row, received.answer.state, received.decided, utc=False)
     assert first == "Who decided: this server has an older version, which does not say it"
+
+
+async def test_the_costs_of_a_plan_are_those_of_its_runs(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, plans.write_notes, config=PRICED) as lab, serve_lab_pages(lab) as browser:
+        plan = await plans.finish(lab)
+        rows = await plans.rows(lab, plan.id)
+        calls = len(lab.server.requests)
+        text = await shown(lab, "show", plan.id, "--cost")
+        [first, *_others] = [
+            line for line in (await shown(lab, "show", rows[0].id, "--cost")).splitlines() if MODEL in line
+        ]
+        found = json.loads(await shown(lab, "show", plan.id, "--cost", "--json"))
+        page = (await browser.get(f"/subagents/{plan.id}/costs")).text
+        link = (await browser.get(f"/subagents/{plan.id}")).text
+    spent = sum(row.cost_micros for row in rows)
+    assert spent > 0 and found["cost_cents"] == cents(spent) == cents(plan.cost_micros)
+    assert sum(found["cost_by"].values()) == pytest.approx(found["cost_cents"])
+    assert len(found["attempts"]) == calls == len(rows)
+    assert {attempt["subagent_id"] for attempt in found["attempts"]} == {row.id for row in rows}
+    of_steps = {row.step: 0 for row in rows}
+    for row in rows:
+        of_steps[row.step] += row.cost_micros
+    assert {step["step"]: step["cost_cents"] for step in found["steps"]} == {
+        step: cents(micros) for step, micros in of_steps.items()
+    }
+    assert first in text, "the price is that of the runs"
+    assert "No model call" not in text and "Spent on: input $" in text
+    for step in of_steps:
+        [line] = [line for line in text.splitlines() if line.endswith(f" % {step}")]
+        assert format_usd(of_steps[step]) in line
+    for row in rows:
+        assert f'<a href="/subagents/{row.id}/costs">{row.id}</a>' in page
+    assert f'href="/subagents/{plan.id}/costs"' in link
+
+
+async def test_a_run_of_a_plan_says_which_caps_its_step_asked_for(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, lambda _request: submit(), config=PRICED) as lab:
+        plan = await plans.finish(lab, [plans.step("look", "Look around.", max_iterations=7)])
+        [row] = await plans.rows(lab, plan.id)
+        text = " ".join((await shown(lab, "show", row.id, "--cost")).split())
+    assert "max_iterations lowered from the role's" in text and "to 7 by the proposal itself" in text
+    assert f"the plan {plan.id} set at most" in text
+
+
+async def test_an_older_server_does_not_say_what_a_plan_was_spent_on(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, lambda _request: submit(), config=PRICED) as lab:
+        plan = await plans.finish(lab, [plans.step("look", "Look around.")])
+        answer = (await lab.call("check_subagent", group_id=plan.id)).runs[0]
+    lines = cost_screen(plan, answer, Costs((), (), {}, Cache(0, 0), ()), utc=False)
+    [line] = [line for line in lines if "was spent" in line]
+    assert line.startswith(format_usd(plan.cost_micros)) and not any("No model call" in line for line in lines)
+
+
+async def test_a_page_of_costs_reads_the_last_calls_of_a_plan_whose_runs_wrote_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "WHOLE_ENTRIES", 30)
+    async with open_lab(tmp_path, plans.write_notes, config=PRICED) as lab:
+        plan = await plans.finish(lab)
+        rows = await plans.rows(lab, plan.id)
+        few = await lab.store.read(lambda view: costs.costs_of(view, plan, bounded=True))
+        every = await lab.store.read(lambda view: costs.costs_of(view, plan))
+    assert every.whole and not few.whole
+    assert 0 < len(few.attempts) < len(every.attempts) == len(rows)
+    assert few.attempts[-1] == every.attempts[-1], "the newest are kept"
+    assert [step.micros for step in few.steps] == [step.micros for step in every.steps], "money comes from the rows"

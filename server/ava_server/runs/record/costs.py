@@ -1,14 +1,16 @@
 """The costs of a run explained: each attempt, the tool outputs that were sent again and again, and who set its caps.
 
-A view of the run's entries and the changes of settings. The figures come from header columns and from facts outside the
-transcript, so they stay when a run's content is erased; what a tool output cost does not stay.
+`costs_of` finds what it takes in the log; of a plan, that is the costs of its runs. The figures come from header
+columns and from facts outside the transcript, so they stay when a run's content is erased; what a tool output cost
+does not stay.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ava_audit.entries import Entry
@@ -24,11 +26,13 @@ from ava_audit.events import (
     ToolResult,
     Usage,
 )
-from ava_audit.rows import PlanCaps, RunRow
+from ava_audit.rows import PlanCaps, RunRow, StepRunRow
 from ava_audit.units import micros_from_cents
+from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_roles.role import parse_role
 from ava_server.approval.channels import WAYS
+from ava_server.approval.lookup import approval_of
 from ava_server.config.settings import Configured, limits_of
 from ava_server.models.base import AssistantTurn, ToolTurn, Turn, UserTurn
 from ava_server.models.prices import COST_PARTS, Price, nanos_of, rate_for
@@ -48,10 +52,17 @@ class CapNote:
 
 
 def cap_notes(
-    run: RunRow, config: RunConfig, entries: Iterable[Entry], changed: Iterable[Entry], plan: PlanCaps | None
+    run: RunRow,
+    config: RunConfig,
+    entries: Iterable[Entry],
+    changed: Iterable[Entry],
+    plan: PlanCaps | None,
+    proposed_with: Entry | None = None,
 ) -> list[CapNote]:
-    """Return who raised or lowered a cap of a run, oldest first, and what its plan may cost; see `costs_of`."""
+    """Return who raised or lowered a cap of a run, oldest first, and what its plan may cost; see `fold_costs`."""
     notes: list[CapNote] = []
+    if proposed_with is not None:
+        notes += _at_the_proposal(proposed_with, config)
     if plan is not None:
         clock = f" and {TIME.text(plan.timeout_s)}" if plan.timeout_s is not None else ""
         most = f"at most {COST.text(plan.cap_micros)}{clock}"
@@ -144,6 +155,7 @@ class Attempt:
 
     Attributes:
         settlement: How it was settled; None while it is in flight, with `micros` 0 and `reserved` held.
+        run_id: Of the costs of a plan, its run that made the call; else empty.
         usage: The tokens that the provider reported; None where it did not.
         purpose: `retries`, `plan` or `search`, where all of its cost is booked under that.
     """
@@ -156,6 +168,7 @@ class Attempt:
     reserved: int
     overrun: bool = False
     purpose: str | None = None
+    run_id: str = ""
 
 
 @dataclass
@@ -168,6 +181,16 @@ class ToolCost:
     chars: int
     sent: int = 0
     micros: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What the runs of one step of a plan used, and what they cost in micro-USD."""
+
+    step: str
+    runs: int
+    usage: Usage
+    micros: int
 
 
 @dataclass(frozen=True)
@@ -184,6 +207,8 @@ class Costs:
 
     Attributes:
         outputs: The tool outputs, most expensive first; None where they were erased.
+        steps: Of a plan, what each of its steps has cost; else empty.
+        whole: These are all attempts; else only the last ones, without outputs, and `cost_by` lacks the others.
     """
 
     attempts: tuple[Attempt, ...]
@@ -191,6 +216,8 @@ class Costs:
     cost_by: dict[str, int]
     cache: Cache
     caps: tuple[CapNote, ...]
+    steps: tuple[StepCost, ...] = ()
+    whole: bool = True
 
     @property
     def dearest(self) -> list[ToolCost]:
@@ -206,12 +233,100 @@ class Costs:
         return tuple(attempt for attempt in self.attempts if attempt.settlement == "unknown")
 
 
-def costs_of(
-    run: RunRow, entries: Sequence[Entry], changed: Iterable[Entry] = (), plan: PlanCaps | None = None
-) -> Costs:
-    """Return what a run has cost, and for what.
+WHOLE_ENTRIES = 10_000
+"""Of a run with more entries, a bounded look reads only the last calls: everything would take seconds."""
+LAST_ENTRIES, FIRST_ENTRIES = 2_500, 40
+"""What a bounded look reads of such a run. Its proposal and the decision on it are among its first entries."""
+_OF_MONEY, _OF_CAPS = ("CostReserved", "CostUpdate"), ("SpawnProposed", "SpawnDecided")
 
-    `changed` are the changes of settings in the whole log, `plan` has the caps of the plan whose step it is.
+
+def costs_of(view: View, run: RunRow, *, bounded: bool = False) -> Costs:
+    """Return what a run has cost, and for what; of a plan, what its runs have.
+
+    `bounded`: for a page, which has to be there at once: of more than `WHOLE_ENTRIES` entries, the last calls alone.
+
+    Raises ValueError: a newer Ava wrote its configuration.
+    """
+    most = WHOLE_ENTRIES if bounded else None
+    changed = view.of_type("SettingsChanged")
+    step_runs = view.step_runs(run.id)
+    if not step_runs:
+        return _costs_of_one(view, run, changed, most)
+    parts: list[tuple[StepRunRow, Costs]] = []
+    for row in reversed(step_runs):
+        step_run = view.run(row.id)
+        assert step_run is not None, "a run of a plan is in the log"
+        parts.append((row, _costs_of_one(view, step_run, (), most)))
+        if most is not None:
+            most -= view.count_entries(row.id, most)
+    return _sum_costs(parts[::-1], fold_costs(run, view.entries(run.id), changed).caps)
+
+
+def _costs_of_one(view: View, run: RunRow, changed: Iterable[Entry], most: int | None) -> Costs:
+    """Return the costs of a run that is no plan; of one with `most` entries or more, those of its last calls."""
+    approval = approval_of(view, run)
+    proposed_with = approval.proposed if approval.run_id != run.id else None
+    plan = view.plan_caps(run.plan_id)
+    if most is None or view.count_entries(run.id, most) < most:
+        return fold_costs(run, view.entries(run.id), changed, plan, proposed_with)
+    first = [entry for entry in view.newer_entries(run.id, 0, FIRST_ENTRIES) if entry.type in _OF_CAPS]
+    newest = view.older_entries(run.id, None, min(LAST_ENTRIES, most))[::-1]
+    last = [entry for entry in newest if entry.type in _OF_MONEY]
+    entries = [*first, *view.rare_entries(run.id, ("Answered",)), *last]
+    return replace(fold_costs(run, entries, changed, plan, proposed_with), outputs=(), whole=False)
+
+
+def _sum_costs(parts: Sequence[tuple[StepRunRow, Costs]], caps: tuple[CapNote, ...]) -> Costs:
+    """Return the costs of a plan out of those of its runs, in their order; `caps` are the plan's own."""
+    attempts: list[Attempt] = []
+    outputs: list[ToolCost] = []
+    cost_by: Counter[str] = Counter()
+    saved = premium = 0
+    by_step: dict[str, list[tuple[StepRunRow, Costs]]] = {}
+    for row, costs in parts:
+        attempts += [replace(attempt, run_id=row.id) for attempt in costs.attempts]
+        outputs += costs.outputs or ()
+        cost_by.update(costs.cost_by)
+        saved += costs.cache.saved
+        premium += costs.cache.premium
+        by_step.setdefault(row.step, []).append((row, costs))
+    outputs.sort(key=_by_cost, reverse=True)
+    every_costs = [costs for _row, costs in parts]
+    return Costs(
+        attempts=tuple(attempts),
+        outputs=None if all(costs.outputs is None for costs in every_costs) else tuple(outputs),
+        cost_by={name: cost_by[name] for name in COST_PARTS if cost_by[name]},
+        cache=Cache(saved, premium),
+        caps=caps,
+        steps=tuple(_step_cost(step, runs) for step, runs in by_step.items()),
+        whole=all(costs.whole for costs in every_costs),
+    )
+
+
+def _step_cost(step: str, runs: Sequence[tuple[StepRunRow, Costs]]) -> StepCost:
+    tokens: Counter[str] = Counter()
+    for _row, costs in runs:
+        for attempt in costs.attempts:
+            if attempt.usage is not None:
+                tokens.update(attempt.usage.model_dump())
+    return StepCost(step, len(runs), Usage(**tokens), sum(row.cost_micros for row, _costs in runs))
+
+
+def _by_cost(output: ToolCost) -> tuple[float, int]:
+    return output.micros, output.chars * output.sent
+
+
+def fold_costs(
+    run: RunRow,
+    entries: Sequence[Entry],
+    changed: Iterable[Entry] = (),
+    plan: PlanCaps | None = None,
+    proposed_with: Entry | None = None,
+) -> Costs:
+    """Return what a run has cost, and for what, out of its entries.
+
+    `changed` are the changes of settings in the whole log, `plan` has the caps of the plan whose step it is, and
+    `proposed_with` is the proposal of a plan that has queued it.
     """
     config = config_of(run.config)
     price = config.price
@@ -222,7 +337,7 @@ def costs_of(
     parts = {name: walk.parts.get(name, 0) for name in COST_PARTS}
     outputs = None
     if not walk.erased:
-        outputs = tuple(sorted(walk.outputs.values(), key=lambda one: (one.micros, one.chars * one.sent), reverse=True))
+        outputs = tuple(sorted(walk.outputs.values(), key=_by_cost, reverse=True))
     saved = premium = 0
     for attempt in attempts:
         if attempt.usage is not None and attempt.purpose != "search":  # that has a price of its own
@@ -234,7 +349,7 @@ def costs_of(
         outputs=outputs,
         cost_by={name: micros for name, micros in parts.items() if micros},
         cache=Cache(round(saved / 1000), round(premium / 1000)),
-        caps=tuple(cap_notes(run, config, entries, changed, plan)),
+        caps=tuple(cap_notes(run, config, entries, changed, plan, proposed_with)),
     )
 
 

@@ -20,7 +20,7 @@ from ava_audit.units import format_usd
 from ava_server.budget.caps import book_overrun
 from ava_server.cli.show import price_text
 from ava_server.models.prices import Price, nanos_of
-from ava_server.runs.record.costs import ToolCost, costs_of
+from ava_server.runs.record.costs import ToolCost, fold_costs
 from ava_server.runs.record.lifecycle import agent_of
 from ava_server.service.runtime import open_runtime
 
@@ -186,7 +186,7 @@ async def test_a_late_answers_cost_takes_the_place_of_the_unknown_one_in_an_outp
 
 
 async def shares_of_outputs(lab: Lab, run_id: str) -> list[ToolCost]:
-    return list(costs_of(await lab.run(run_id), await lab.entries(run_id)).outputs or ())
+    return list(fold_costs(await lab.run(run_id), await lab.entries(run_id)).outputs or ())
 
 
 async def test_a_running_run_shows_its_reserved_cost_and_a_pending_one_shows_no_cost(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ async def test_the_costs_of_every_settled_run_add_up_from_its_entries_alone(tmp_
         run_id = await lab.start(max_cost_cents=200)
         run = await lab.ended(run_id)
         entries = await lab.entries(run_id)
-    costs = costs_of(run, entries)
+    costs = fold_costs(run, entries)
     assert costs.micros == sum(costs.cost_by.values()) == run.cost_micros
     assert [attempt.purpose for attempt in costs.attempts] == [None, "retries"]
     assert costs.cache.saved == costs.cache.premium == 0

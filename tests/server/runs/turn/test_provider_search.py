@@ -17,7 +17,7 @@ from ava_audit.units import format_usd
 from ava_server.models.base import Bound
 from ava_server.models.model_choice import search_terms
 from ava_server.models.prices import UserPrice, find_price, reserve_micros
-from ava_server.runs.record.costs import costs_of
+from ava_server.runs.record.costs import fold_costs
 
 pytestmark = pytest.mark.usefixtures("without_keys")
 
@@ -56,7 +56,7 @@ async def test_a_crawler_searches_by_the_model_provider_and_counts_the_cost(tmp_
     assert micros == -(-(tokens[0] * 100 + tokens[1] * 500) // 1000) + form.fee_micros
     assert result["cost_by"]["search"] == micros / 10_000
     assert sum(result["cost_by"].values()) == pytest.approx(row.cost_micros / 10_000)
-    costs = costs_of(row, entries)
+    costs = fold_costs(row, entries)
     assert costs.cost_by["search"] == micros and costs.micros == row.cost_micros
     assert [attempt.purpose for attempt in costs.attempts] == [None, "search", None]
     kept = b"".join(p.read_bytes() for p in (tmp_path / "data").rglob("*") if p.suffix != ".toml" and p.is_file())
