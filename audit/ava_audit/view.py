@@ -173,9 +173,12 @@ class View:
         paused_at_us: int | None = None,
         expired_before_us: int | None = None,
         listed: bool = False,
+        of_plans: bool = True,
         limit: int = 1000,
     ) -> list[RunRow]:
         """Return runs, oldest first, at most the `limit` newest ones (-1: all).
+
+        Not `of_plans`: without the runs of plans, for which their plan stands.
 
         `listed`: for a list, so without the runs of plans, which are shown with their plan, unless they wait for a
         person.
@@ -202,6 +205,8 @@ class View:
             values.append(paused_at_us)
         if listed:
             where.append(_LISTED)
+        if not of_plans:
+            where.append("+step IS NULL")
         order = "created_us"
         if states is not None or ended_since_us is not None:
             order = "+created_us"

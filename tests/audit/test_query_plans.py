@@ -44,6 +44,7 @@ def test_reading_one_run_reads_only_its_own_entries(db: SqliteDatabase) -> None:
     view.entries("S-aaaaaa", 7, ("UserMessage", "ToolResult"))
     view.last_entry("S-aaaaaa", "ToolCall", own=True)
     view.last_entry("S-aaaaaa", "CancelRequested")
+    view.first_entry("S-aaaaaa", "SpawnDecided")
     view.newer_entries("S-aaaaaa", 7, 200)
     view.older_entries("S-aaaaaa", None, 200)
     view.older_entries("S-aaaaaa", 7, 200)

@@ -93,6 +93,8 @@ QUERIES: dict[str, Callable[[View], object]] = {
     "count": lambda view: view.count_entries("S-aaaaaa", 4),
     "rare": lambda view: view.rare_entries("S-aaaaaa", ("RunEnded",)),
     "of a type": lambda view: (view.of_type("CostUpdate"), view.newest(("RunEnded",)), view.last_erasure()),
+    "last run": lambda view: view.runs(user="ben", of_plans=False, limit=1),
+    "first": lambda view: view.first_entry("S-aaaaaa", "ToolCall"),
     "last": lambda view: view.last_entry("S-aaaaaa", "ToolCall", own=True),
     "newest": lambda view: view.newest_entries("S-aaaaaa", ("ToolCall", "ToolResult"), 1),
     "times": lambda view: (view.newest_before(NOW), view.last_older(NOW, 9), view.seq_bounds(0, NOW), view.span("ava")),

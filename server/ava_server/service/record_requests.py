@@ -87,9 +87,10 @@ class FoundRuns:
 
 
 def last_run_in(view: View, user: str, *, unended: bool) -> RunRow | None:
-    """Return the run that a user proposed last; with `unended`, of those that have not ended or expired."""
+    """Return the run or plan that a user proposed last; with `unended`, of those that have not ended or expired."""
     states, before_us = (UNENDED, now_us()) if unended else (None, None)
-    return next(iter(view.runs(user=user, states=states, expired_before_us=before_us, limit=1)), None)
+    found = view.runs(user=user, states=states, expired_before_us=before_us, of_plans=False, limit=1)
+    return found[0] if found else None
 
 
 class RecordsHandler:

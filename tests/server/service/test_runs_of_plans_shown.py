@@ -10,9 +10,10 @@ import anyio.to_thread
 import pytest
 from pydantic import TypeAdapter
 from support.approval.together import approve_together, propose_two
+from support.model_server import Gate, Say
 from support.pages.lab_pages import serve_lab_pages
 from support.runs import plans
-from support.runtime import PRICED, Lab, open_lab, submit
+from support.runtime import PRICED, Lab, open_lab, submit, wait_for
 from support.terminal import ava
 
 from ava_audit.events import SpawnDecided
@@ -25,6 +26,7 @@ from ava_server.cli.transport import validated
 from ava_server.render.approvals import RunDecision
 from ava_server.runs.record import costs
 from ava_server.runs.record.costs import Cache, Costs
+from ava_server.service.record_requests import last_run_in
 from ava_server.service.run_records import RunRecord, run_detail, run_record
 
 MODEL = "Model: custom:test, per million tokens input $"
@@ -181,3 +183,27 @@ async def test_a_page_of_costs_reads_the_last_calls_of_a_plan_whose_runs_wrote_m
     assert 0 < len(few.attempts) < len(every.attempts) == len(rows)
     assert few.attempts[-1] == every.attempts[-1], "the newest are kept"
     assert [step.micros for step in few.steps] == [step.micros for step in every.steps], "money comes from the rows"
+
+
+async def test_the_last_run_is_a_plan_and_none_of_its_steps(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say("", gate=gate)], config=PRICED, check=False) as lab:
+        proposal = await plans.propose(lab, [plans.step("look", "Look around."), plans.step("see", "See it.")])
+        await lab.approve(proposal)
+        await wait_for(gate.arrived)
+        assert await plans.rows(lab, proposal.group_id)
+        for unended in (False, True):
+            last = await lab.store.read(partial(last_run_in, user=lab.session.user, unended=unended))
+            assert last is not None and last.id == proposal.group_id
+        single = await lab.propose()
+        later = await lab.store.read(partial(last_run_in, user=lab.session.user, unended=True))
+        assert later is not None and later.id == single.subagent_id, "what was proposed after the plan"
+        await lab.call("cancel_subagent", group_id=proposal.group_id)
+        gate.released.set()
+        await lab.call("cancel_subagent", subagent_id=single.subagent_id)
+        made = await propose_two(lab)
+        plan_id = await approve_together(lab, *made, last="2 subagents together, at most $1.00")
+        together = await lab.store.read(partial(last_run_in, user=lab.session.user, unended=False))
+        assert together is not None and together.id == plan_id
+        assert (await shown(lab, "show")).splitlines()[1].startswith(f"# plan {plan_id}: ")
+        await lab.call("cancel_subagent", group_id=plan_id)
