@@ -9,7 +9,7 @@ memory, where a verification rebuilds them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -290,14 +290,7 @@ def _step_run_queued(state: State, header: Header, fact: StepRunQueued) -> None:
     approved = _step_configs(plan.config).get(fact.step)
     if approved is None:
         raise Contradiction(f"{fact.subagent_id} is of the step {fact.step}, which {plan.id} does not have")
-    config = {
-        **approved,
-        "name": fact.name,
-        "context_from": [*approved.get("context_from", ()), *fact.earlier],
-        "least_micros": fact.least_micros,
-    }
-    if fact.leaves:
-        config["leaves"] = fact.leaves
+    config = step_run_config(approved, fact)
     state.runs.add(
         RunRow(
             id=fact.subagent_id,
@@ -321,6 +314,19 @@ def _step_run_queued(state: State, header: Header, fact: StepRunQueued) -> None:
             item=fact.item,
         )
     )
+
+
+def step_run_config(approved: Mapping[str, Any], fact: StepRunQueued) -> dict[str, Any]:
+    """Return the configuration of a run of a step, out of the step's approved one and of how the plan queued it."""
+    config = {
+        **approved,
+        "name": fact.name,
+        "context_from": [*approved.get("context_from", ()), *fact.earlier],
+        "least_micros": fact.least_micros,
+    }
+    if fact.leaves:
+        config["leaves"] = fact.leaves
+    return config
 
 
 @lru_cache(maxsize=8)

@@ -295,11 +295,11 @@ def _has_another_price(recording: Recording, models: ModelSettings) -> bool:
 
 
 async def _read_run(store: Store | None, run_id: str) -> Recording:
-    from ava_server.evals.recording import recording_of
+    from ava_server.evals.recording import recording_in
 
     run = await find_run(store, run_id)
     assert store is not None
-    return recording_of(run.id, await store.read(lambda view: view.entries(run.id)))
+    return await store.read(lambda view: recording_in(view, run))
 
 
 @eval_command.command("run", short_help="Run a suite of cases under one cap, and compare models or roles.")

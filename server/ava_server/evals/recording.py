@@ -1,5 +1,7 @@
 """Recordings: the entries of an ended run, from the log or from a file of lines as the log's mirror has them.
 
+That of a run which a plan has queued begins with the plan's proposal and the decision on it.
+
 `freeze` makes a case of one: with the files that it read, and a check that is proposed from its result.
 """
 
@@ -28,11 +30,15 @@ from ava_audit.events import (
     RunStarted,
     SpawnDecided,
     SpawnProposed,
+    StepRunQueued,
     SubagentComplete,
     ToolResult,
     UserMessage,
 )
 from ava_audit.redaction import Redactor
+from ava_audit.reducers import step_run_config
+from ava_audit.rows import RunRow
+from ava_audit.view import View
 from ava_roles.errors import FolderReplaced, RolesError, ToolFailed
 from ava_roles.role import Role, parse_role
 from ava_roles.sandbox.paths import Root, shown
@@ -40,6 +46,7 @@ from ava_roles.tools.registry import tool_specs
 from ava_roles.worktree.inspect import TrackedFile, read_commit
 from ava_roles.worktree.repository import UserRepository
 from ava_roles.wrap import list_names
+from ava_server.approval.lookup import approval_of
 from ava_server.core.errors import BadInput, ConfigError, Refused
 from ava_server.core.ids import IN_PROCESS
 from ava_server.evals.case import (
@@ -74,13 +81,45 @@ class Recording:
 
     @property
     def run_id(self) -> str:
+        if self._queued is not None:
+            return self._queued.subagent_id
         return self.first(SpawnProposed).subagent_id
 
     @cached_property
     def config(self) -> RunConfig:
         """What was approved, with what was changed at the approval."""
-        changes = self.first(SpawnDecided).changes
-        return RunConfig.model_validate({**self.first(SpawnProposed).config, **changes})
+        return RunConfig.model_validate({**self.proposed.config, **self.decided.changes})
+
+    @cached_property
+    def proposed(self) -> SpawnProposed:
+        """Its proposal; of a run that a plan has queued, what was approved of it with the plan, as its own."""
+        proposed = self.first(SpawnProposed)
+        queued = self._queued
+        if queued is None:
+            return proposed
+        plan = RunConfig.model_validate({**proposed.config, **self.first(SpawnDecided).changes})
+        for step in plan.steps:
+            if step.id == queued.step:
+                config = step_run_config(step.config.model_dump(mode="json", exclude_none=True), queued)
+                return proposed.model_copy(update={"config": config, "subagent_id": queued.subagent_id})
+        raise ValueError(f"the plan {queued.group_id} has no step {queued.step}")
+
+    @property
+    def decided(self) -> SpawnDecided:
+        """The decision on `proposed`, as if it ran alone: what was changed of a plan is in its steps already."""
+        alone: dict[str, Any] = {"group_id": None, "step": None}
+        if self._queued is not None:
+            alone["changes"] = {}
+        return self.first(SpawnDecided).model_copy(update=alone)
+
+    @property
+    def _queued(self) -> StepRunQueued | None:
+        queued = self.facts(StepRunQueued)
+        return queued[0] if queued else None
+
+    @property
+    def task(self) -> UserMessage:
+        return next(fact for fact in self.facts(UserMessage) if fact.kind == "task")
 
     @property
     def role(self) -> Role:
@@ -88,7 +127,7 @@ class Recording:
 
     @property
     def brief(self) -> Brief:
-        return Brief.of_message(next(fact for fact in self.facts(UserMessage) if fact.kind == "task"))
+        return Brief.of_message(self.task)
 
     @property
     def result(self) -> dict[str, Any]:
@@ -118,6 +157,15 @@ class Recording:
         return b"".join(mirror_line((*_without_secrets(entry, redactor), GENESIS)) for entry in self.entries)
 
 
+def recording_in(view: View, run: RunRow) -> Recording:
+    """Return the recording of a run of a log. Raises Refused if it cannot be run again; says why."""
+    entries = view.entries(run.id)
+    approval = approval_of(view, run)
+    if approval.run_id != run.id:
+        entries = [*approval.entries, *entries]
+    return recording_of(run.id, entries)
+
+
 def recording_of(run_id: str, entries: Sequence[Entry]) -> Recording:
     """Return the recording that these entries of a run are. Raises Refused if it cannot be run again; says why."""
     if any(entry.fact is None for entry in entries):
@@ -127,6 +175,10 @@ def recording_of(run_id: str, entries: Sequence[Entry]) -> Recording:
     if not has_task or not recording.facts(SpawnProposed) or not recording.facts(SpawnDecided):
         raise Refused(f"{run_id}: its proposal, task or approval is not there; record it again from its log")
     try:
+        if recording.config.steps:
+            raise Refused(
+                f"{run_id}: a plan asks no model itself; name one of its runs, which `ava show {run_id}` lists"
+            )
         runner, _ = recording.config.runner, recording.role
     except (ValueError, RolesError) as error:
         why = str(error).partition("\n")[0]
@@ -272,6 +324,9 @@ def _copy_files(
     if config.context_from:
         run_ids = ", ".join(run.id for run in config.context_from)
         left_out.append(f"the results of {run_ids}, which it could read")
+    inputs = [each["name"] for each in recording.task.inputs or ()]
+    if inputs:
+        left_out.append(f"what other runs of its plan handed over to it: {list_names(inputs, MOST_NAMED)}")
     return files, left_out
 
 

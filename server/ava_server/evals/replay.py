@@ -35,8 +35,6 @@ from ava_audit.events import (
     RunClaimed,
     RunEnded,
     RunStarted,
-    SpawnDecided,
-    SpawnProposed,
     SubagentComplete,
     ToolResult,
     UserMessage,
@@ -165,7 +163,7 @@ class Replayer:
         """Run a recorded run again, and return how it differs."""
         self._count += 1
         run_id, pending_id = f"S-{self._count:06x}", f"P-{self._count:08x}"
-        proposed, decided = recording.first(SpawnProposed), recording.first(SpawnDecided)
+        proposed = recording.proposed
         config = _apply_change(RunConfig.model_validate(proposed.config), change)
         choice = change.choice
         same_model = True
@@ -176,8 +174,8 @@ class Replayer:
         ids = {"pending_id": pending_id, "subagent_id": run_id}
         opening: list[Fact] = [
             proposed.model_copy(update={**ids, "config": config.model_dump(mode="json"), "supersedes": None}),
-            next(fact for fact in recording.facts(UserMessage) if fact.kind == "task"),
-            decided.model_copy(update={"pending_id": pending_id, "group_id": None, "step": None}),  # it runs alone
+            recording.task,
+            recording.decided.model_copy(update={"pending_id": pending_id}),
         ]
         await self._write(run_id, opening)
         await self._play(run_id, tape, TapeSetup(self._resources, tape, choice))

@@ -15,6 +15,7 @@ import anyio.to_thread
 import pytest
 from support.databases import write_config
 from support.model_server import Say
+from support.runs import plans
 from support.runtime import PRICED, Lab, hand_over, open_lab
 from support.terminal import ava
 
@@ -108,3 +109,22 @@ def hostile_recordings(text: str) -> dict[str, tuple[str, str]]:
         "task": ("".join(line for line in lines if "UserMessage" not in line), "proposal, task or approval"),
         "wire": (text.replace('"wire":', '"wired":'), "it cannot be run again (KeyError('wire'))"),
     }
+
+
+async def test_a_run_of_a_plan_becomes_a_case_and_is_replayed(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, plans.write_notes, config=PRICED) as lab:
+        plan = await plans.finish(lab)
+        suite = Suite(lab, tmp_path / "suite", [])
+        rows = {row.step: row.id for row in await plans.rows(lab, plan.id)}
+        asked = len(lab.server.requests)
+        for step, run_id in rows.items():
+            done = await suite.command("add", run_id, "--to", str(suite.folder), "--contains", "o")
+            assert done.returncode == 0 and f"Case {run_id}:" in done.stdout, done.stderr
+            left_out = "what other runs of its plan handed over to it: input 1"
+            assert (left_out in done.stdout) == (step != "find"), done.stdout
+            assert (await suite.replay(run_id)).returncode == 0
+        done = await suite.replay(str(suite.folder))
+        assert done.returncode == 0 and "\n3 recorded runs: 3 the same, 0 differ." in done.stdout, done
+        refused = await suite.replay(plan.id)
+        assert f"{plan.id}: a plan asks no model itself" in refused.stderr, refused
+        assert len(lab.server.requests) == asked

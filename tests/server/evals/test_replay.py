@@ -6,14 +6,17 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from support.approval.together import approve_together, propose_two
 from support.model_server import Fail, Gate, Say, run_model_server
 from support.models.surcharges import make_this_machine
 from support.redaction import NAME, VALUE
 from support.repositories.coding import RIGHT, RIGHTED, STILL_WRONG, WRONG, make_calls, project, run_coder
+from support.runs import plans
 from support.runtime import PRICED, Lab, hand_over, open_lab, wait_for
 
 from ava_audit.events import RunClaimed, SpawnProposed, ToolResult, UserMessage
@@ -21,10 +24,11 @@ from ava_roles.role import Role, parse_role
 from ava_roles.tool import Source, Tool, ToolContext, ToolOutput
 from ava_server.core.errors import Refused
 from ava_server.core.prompts import prompts
-from ava_server.evals.recording import Recording, recording_of
+from ava_server.evals.recording import Recording, read_recording, recording_in, recording_of
 from ava_server.evals.replay import ReplayChange, Replayed, Replayer
 from ava_server.models.model_choice import choose
 from ava_server.models.prices import UserPrice
+from ava_server.run_config.config import config_of
 
 LIST, READ = Say(calls=[("read_file", {"path": "."})]), Say(calls=[("read_file", {"path": "report.md"})])
 NOTHING = ReplayChange()
@@ -352,3 +356,50 @@ async def test_runs_that_cannot_be_run_again_are_refused_in_a_sentence(tmp_path:
         ]
         with pytest.raises(Refused, match=r"another agent \(acp:codex\) did its work"):
             recording_of(recording.run_id, theirs)
+
+
+async def test_each_run_of_a_plan_is_replayed_from_the_log_and_from_a_file(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, plans.write_notes, config=PRICED) as lab:
+        proposal = await plans.propose(lab, [*plans.STEPS, plans.step("extra", "Say what {{read}} lacks.")])
+        changes = {proposal.pending_id: {"caps": {"max_cost_cents": 60}, "drop": ["extra"]}}
+        await lab.approve(proposal, changes=changes)
+        plan = await lab.ended(proposal.group_id)
+        rows = await plans.rows(lab, plan.id)
+        asked = len(lab.server.requests)
+        assert plan.state == "success" and len(rows) == 4
+        for row in rows:
+            run = await lab.run(row.id)
+            recording = await lab.store.read(partial(recording_in, run=run))
+            assert (recording.run_id, recording.config) == (run.id, config_of(run.config))
+            file = tmp_path / f"{row.id}.jsonl"
+            file.write_bytes(recording.lines(lab.runtime.credentials.redactor))
+            for each in (recording, read_recording(file)):
+                found = await replayed(each)
+                assert found.same, found
+                assert found.after.micros == found.before.micros == run.cost_micros > 0
+        with pytest.raises(Refused, match="a plan asks no model itself"):
+            await lab.store.read(partial(recording_in, run=plan))
+        assert len(lab.server.requests) == asked
+
+
+async def test_a_run_that_was_approved_with_others_is_replayed_alone(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, lambda _request: hand_over(), config=PRICED) as lab:
+        made = await propose_two(lab)
+        await approve_together(lab, *made, last="2 subagents together, at most $1.00")
+        for proposal in made:
+            run = await lab.ended(proposal.subagent_id)
+            found = await replayed(await lab.store.read(partial(recording_in, run=run)))
+            assert found.same, found
+
+
+async def test_a_file_of_a_plans_run_without_its_step_is_refused(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, plans.write_notes, config=PRICED) as lab:
+        plan = await plans.finish(lab)
+        [run_id, *_others] = [row.id for row in await plans.rows(lab, plan.id)]
+        recording = await lab.store.read(partial(recording_in, run=await lab.run(run_id)))
+        file = tmp_path / "other.jsonl"
+        lines = recording.lines(lab.runtime.credentials.redactor)
+        file.write_bytes(lines.replace(b'"id":"find"', b'"id":"seek"'))
+        assert file.read_bytes() != lines
+        with pytest.raises(Refused, match="has no step find"):
+            read_recording(file)
