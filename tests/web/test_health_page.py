@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Generator
 from html import unescape
@@ -18,6 +19,7 @@ from support.logs.past import BookedLife
 from support.model_server import Fail, Say
 from support.pages.browser import There, Visitor, open_pages, open_team
 from support.pages.lab_pages import serve_lab_pages
+from support.runs import plans
 from support.runtime import PRICED, open_lab, submit
 
 from ava_audit.events import ErrorOccurred
@@ -112,6 +114,22 @@ async def test_with_three_faults_they_stand_first_the_worst_before_the_others(tm
     assert first < shown.index("anyone may write to") < shown.index("only free models can run")
     assert shown.index("search.engine is kagi") < shown.index("Errors of the last day") < shown.index("What is erased")
     assert "Nothing is to be erased." in shown
+
+
+async def test_one_error_of_several_runs_stands_once_with_their_number(tmp_path: Path) -> None:
+    def refuse(request: dict[str, Any]) -> Fail:
+        why = "no such model" if "Look at 6." in json.dumps(request) else "this key was revoked"
+        return Fail(401, {"error": {"message": why}})
+
+    steps = [plans.step(f"look{number}", f"Look at {number}.") for number in range(7)]
+    async with open_lab(tmp_path, refuse, config=PRICED) as lab, serve_lab_pages(lab) as browser:
+        plan = await plans.finish(lab, steps, state="error")
+        page = (await browser.get("/health")).text
+        rows = await plans.rows(lab, plan.id)
+    errors = page.partition('id="errors"')[2].partition("</section>")[0]
+    assert errors.count("this key was revoked") == 1 and "Error, 6 times in 6 runs" in errors
+    assert errors.count("no such model") == 1, "another error with the same beginning is another one"
+    assert sum(f'/subagents/{row.id}"' in errors for row in rows) == 4 and "and 3 more" in errors
 
 
 def test_what_retention_erases_next_is_shown_to_whose_it_is(ana: Visitor, auditor: Visitor) -> None:

@@ -183,7 +183,8 @@ def waterfall(spans: Sequence[Span], begin_us: int, end_us: int, width: int) -> 
 
 # -- what went wrong ---------------------------------------------------------------------------------------------------
 
-_NUMBER = re.compile(r"\d+(?:st|nd|rd|th)?")
+_VARIES = re.compile(r"\b[SPG]-[0-9a-f]{6,8}\b|\d+(?:st|nd|rd|th)?")
+"""What differs in repeats of one error: ids and numbers."""
 
 
 @dataclass(frozen=True)
@@ -196,8 +197,13 @@ class Trouble:
 
 
 def trouble_key(entry: Entry) -> str:
-    """Return what is the same in repeats of one error: everything but its numbers."""
-    return _NUMBER.sub("#", entry_words(entry))
+    """Return what is the same in repeats of one error: everything but its ids and numbers."""
+    return alike_words(entry_words(entry))
+
+
+def alike_words(text: str) -> str:
+    """Return a text without what differs in repeats of one error: two errors are the same if this is."""
+    return _VARIES.sub("#", text)
 
 
 def troubles_of(entries: Iterable[Entry]) -> list[Trouble]:

@@ -21,6 +21,7 @@ from ava_audit.search import LogQuery, search
 from ava_audit.units import DAY_US, US_PER_S, format_bytes, format_duration, now_us
 from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
+from ava_server.render.turns import alike_words
 from ava_server.service.checks import WORST_FIRST, CheckFinding, Setup, data, models, run_checks
 from ava_server.service.checks.delivery import engine_finding, lost_findings, worker_findings
 from ava_server.service.checks.refused_keys import refused_findings, refused_keys, with_refused_keys
@@ -60,10 +61,19 @@ class HealthState:
 
 @dataclass(frozen=True)
 class RepeatedError:
-    """An error, the newest of those that are alike, and how many there were."""
+    """An error, the newest of those that are alike, how many there were, and in which runs: ids with names."""
 
     row: EventRow
     times: int
+    runs: tuple[tuple[str, str], ...]
+
+    @property
+    def count(self) -> str:
+        """`7 times in 7 runs`; empty where it came once."""
+        if self.times == 1:
+            return ""
+        times = f"{self.times} times"
+        return times if len(self.runs) < 2 else f"{times} in {len(self.runs)} runs"
 
 
 class HealthPage:
@@ -179,11 +189,20 @@ def _is_told_before(ending: EventRow, older: Iterable[EventRow]) -> bool:
 
 
 def repeated(rows: Iterable[EventRow]) -> list[RepeatedError]:
-    """Return errors, newest first; those of one run that begin alike are one."""
-    alike: dict[tuple[str, str, str], list[EventRow]] = {}
+    """Return errors, newest first; those of one run that begin alike are one, and so are equal ones of several."""
+    of_runs: dict[tuple[str, str, str], list[EventRow]] = {}
     for row in _flat(rows):
-        alike.setdefault((row.run, row.name, row.text[:ALIKE_CHARS]), []).append(row)
-    return [RepeatedError(same[0], len(same)) for same in alike.values()]
+        of_runs.setdefault((row.run, row.name, row.text[:ALIKE_CHARS]), []).append(row)
+    equal: dict[tuple[str, str], list[EventRow]] = {}
+    for alike in of_runs.values():
+        newest = alike[0]
+        equal.setdefault((newest.name, alike_words(newest.text)), []).extend(alike)
+    return [RepeatedError(same[0], len(same), _runs_of(same)) for same in equal.values()]
+
+
+def _runs_of(rows: Iterable[EventRow]) -> tuple[tuple[str, str], ...]:
+    """Return the runs of rows, each once."""
+    return tuple({row.entry.run_id: row.run for row in rows if row.entry.run_id is not None}.items())
 
 
 def _flat(rows: Iterable[EventRow]) -> Iterator[EventRow]:
