@@ -14,6 +14,7 @@ import pytest
 from support.model_server import Fail, Gate, Say
 from support.pages.lab_pages import Browser, serve_lab_pages
 from support.repositories.coding import RIGHT, coder_task, make_calls, project
+from support.runs import plans
 from support.runtime import PRICED, Lab, open_lab, submit
 from support.sandboxes.attacks import needs_confinement
 
@@ -493,3 +494,24 @@ async def test_the_end_of_a_run_is_announced_with_its_result(tmp_path: Path) -> 
         after = await browser.get(f"/subagents/{run_id}/head", part=True)
         assert after.headers["hx-trigger"] == "ava:ended" and "hx-get" not in after.text
         assert "the end" in (await browser.get(f"/subagents/{run_id}/result", part=True)).text
+
+
+async def test_a_page_says_an_error_of_several_attempts_once(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, lambda _request: Fail(500), config=PRICED) as lab, serve_lab_pages(lab) as browser:
+        run_id = await ended(lab)
+        attempts = len(lab.server.requests)
+        page = await shown(browser, f"/subagents/{run_id}")
+    assert attempts == 4
+    assert page.count("scripted failure") == 1 and page.count("the fault is on the provider") == 1
+    assert page.count("as the result says") == 1 and page.count("the same error, number") == 3
+
+
+async def test_a_plans_page_says_once_why_a_step_failed(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, lambda _request: Fail(400), config=PRICED) as lab, serve_lab_pages(lab) as browser:
+        plan = await plans.finish(lab, [plans.step("look", "Look around.")], state="error")
+        page = await shown(browser, f"/subagents/{plan.id}")
+    above, timeline = page.partition('id="timeline"')[::2]
+    why = "(error: the model failed)"
+    assert above.count(why) == 1 and timeline.count(why) == 1, "in its step, and when that was"
+    assert above.count("0 of 1 steps are done") == 1 and timeline.count("0 of 1 steps are done") == 1
+    assert above.count("scripted failure") == 1 and "Caveats" not in above

@@ -38,6 +38,8 @@ from ava_server.render.turns import Span
 from ava_server.web import timeline
 from ava_server.web.timeline import Order, Place, Scale, place_of, read_newer
 
+URL = "https://models.example.org/v1/chat/completions refused a call of this run"
+
 
 @pytest.fixture
 def log() -> Generator[TimelineLog]:
@@ -251,6 +253,30 @@ def test_an_error_without_a_turn_is_folded_too(log: TimelineLog) -> None:
         log.write(ErrorOccurred(error="the provider is down", kind="api"))
     [row] = log.page(Place("oldest")).tree("oldest")
     assert row.shown is not None and row.shown.title == "Error: api, 3 times" and len(row.inside) == 3
+
+
+@pytest.mark.parametrize("order", ["newest", "oldest"])
+def test_an_error_of_attempts_is_said_once_and_then_counted(log: TimelineLog, order: Order) -> None:
+    for turn, why in (
+        (1, "try 1 is refused"),
+        (2, "try 2 is refused"),
+        (3, "the host is gone"),
+        (4, "try 9 is refused"),
+    ):
+        log.write(settlement(turn), cost=5)
+        log.write(ErrorOccurred(error=f"{URL}: {why}", kind="api", what_to_do="Wait."))
+
+    def words(said: str) -> list[str]:
+        tree = log.page(Place(order)).tree(order, said)
+        tops = tree if order == "oldest" else tree[::-1]
+        return [item.again_words for item in tops if item.kind == "error"]
+
+    assert words("") == ["", "the same error, number 2", "", "the same error, number 3"]
+    assert words(f"{URL}: try 1 is refused")[0] == "as the result says"
+    assert words(f"{URL}: the host is gone") == [
+        "", "the same error, number 2", "as the result says", "the same error, number 3",
+    ]  # fmt: skip
+    assert words("something else")[0] == ""
 
 
 def test_the_time_of_a_turn_is_that_of_the_model_and_of_its_tools(log: TimelineLog) -> None:

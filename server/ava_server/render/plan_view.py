@@ -19,6 +19,7 @@ from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import StepConfig, config_of
 from ava_server.runs.owner.blockers import blocker_in
 from ava_server.runs.record.plan_moves import StepProgress
+from ava_server.runs.record.plan_result import step_caveat
 from ava_server.runs.record.plan_state import all_rows, step_progress
 
 StepShown = Literal["waiting", "running", "done", "failed", "skipped"]
@@ -135,6 +136,11 @@ class PlanView:
     cost_micros: int
     held_micros: int
     tokens: int
+
+    @property
+    def step_caveats(self) -> set[str]:
+        """The caveats of its result that its steps say themselves."""
+        return {step_caveat(step.id, step.why) for step in self.steps if step.why}
 
     @property
     def steps_by_state(self) -> dict[str, int]:

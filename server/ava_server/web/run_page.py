@@ -23,13 +23,14 @@ from ava_audit.view import View
 from ava_server.approval.decide import Needs
 from ava_server.approval.lookup import proposal_of
 from ava_server.approval.proposals import brief_of
+from ava_server.approval.requests import stored_result
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import Refused
 from ava_server.core.ids import parse_number
 from ava_server.render.approvals import decisions_on, undecided_words
 from ava_server.render.responses import RunAnswer
-from ava_server.render.result import UntrustedText, cost_notes, result_of, verdict_words
-from ava_server.render.run_view import run_answer, view_run
+from ava_server.render.result import Result, UntrustedText, cost_notes, result_of, verdict_words
+from ava_server.render.run_view import RunView, run_answer, view_run
 from ava_server.run_config.config import RunConfig, config_of
 from ava_server.runs.record.costs import Costs, costs_of
 from ava_server.service.run_records import DeliveredFiles, diff_of, run_record, shown_changes
@@ -131,12 +132,14 @@ class RunPage(PagePart):
         runtime = self._context.runtime
         shown = view_run(view, row, runtime.instances, now_us(), manager=runtime.manager, task=True)
         answer = run_answer(shown)
+        result = result_of(answer)
         session = visitor.service_session(self._context.site.url)
         return {
             "run": shown,
             "row": row,
             "answer": answer,
-            "result": result_of(answer),
+            "result": result,
+            "caveats": _caveats(shown, result),
             "scale": scale_of(row, now_us()),
             "spent_on": [] if shown.free else spent_on(_parts_beside_notes(answer)),
             "cost_notes": cost_notes(answer),
@@ -164,6 +167,7 @@ class RunPage(PagePart):
             "row": row,
             "timeline": found,
             "order": place.order,
+            "said": _error_of_result(view, row),
             "cap": cap or 0,
             "again": newer,
             "scale": scale_of(row, now_us()),
@@ -289,6 +293,20 @@ def drawn_file(name: str, text: str) -> dict[str, Any]:
     if ending in (".csv", ".tsv"):
         return {"table": read_table(text)}
     return {}
+
+
+def _caveats(shown: RunView, result: Result | None) -> list[UntrustedText]:
+    """Return the caveats of a result that neither its ending nor the steps of a plan say."""
+    if result is None:
+        return []
+    said: set[str] = set() if shown.plan is None else shown.plan.step_caveats
+    return [caveat for caveat in result.caveats_beside_ending if caveat.text not in said]
+
+
+def _error_of_result(view: View, row: RunRow) -> str:
+    """Return the error that the result on the page says; empty where there is none."""
+    result = stored_result(view, row) or {}
+    return str(result.get("untrusted_result", {}).get("error_text") or "")
 
 
 def _part(request: Request) -> bool:

@@ -38,7 +38,7 @@ from ava_server.render.entry_lines import (
 )
 from ava_server.render.reasons import reason_words
 from ava_server.render.run_view import is_carried
-from ava_server.render.turns import Part, Span, took_us
+from ava_server.render.turns import Part, Span, alike_words, took_us
 from ava_server.runs.asking.question_kinds import KINDS
 from ava_server.runs.record.changes import describe_command
 
@@ -111,7 +111,7 @@ class Item:
     after it, are in micro-USD. `call_id` is the tool call's that it is or that it answers. In a tree, `inside` is what
     the turn has done, or what is folded into one row, and `result` what the call has returned. `spans` is where its
     time went, `tokens` what a model call read and wrote. `again` counts how often its error has come so far on this
-    page, from 2.
+    page, from 2. `in_result`: the result above says this error already.
     """
 
     seq: int
@@ -129,6 +129,14 @@ class Item:
     spans: list[Span] = field(default_factory=list[Span])
     tokens: str = ""
     again: int = 0
+    in_result: bool = False
+
+    @property
+    def again_words(self) -> str:
+        """Where the page says the same error already; empty where it does not."""
+        if self.again:
+            return f"the same error, number {self.again}"
+        return "as the result says" if self.in_result else ""
 
     @property
     def of_turn(self) -> bool:
@@ -208,6 +216,8 @@ class Item:
             return errors.pop() if len(errors) == 1 else ()
         if not self.failed or self.shown.kind == "end":
             return ()
+        if self.shown.kind == "error":
+            return self.shown.kind, self.shown.title, alike_words(self.shown.text)
         return self.shown.kind, self.shown.title, self.brief, self.reason[:ALIKE_CHARS]
 
 
@@ -225,10 +235,10 @@ class TimelinePage:
     next: Place | None
     newer: Place | None
 
-    def tree(self, order: Order) -> list[Item]:
+    def tree(self, order: Order, said: str = "") -> list[Item]:
         """Return the rows as a tree in this order: what a turn has done is in it, oldest first, a result in its call.
 
-        What belongs to a turn on another page stands alone.
+        What belongs to a turn on another page stands alone. `said` is the error that the result of the run says.
         """
         oldest_first = self.items if order == "oldest" else self.items[::-1]
         tree: list[Item] = []
@@ -249,6 +259,9 @@ class TimelinePage:
                 continue
             tree.append(item)
         tree = fold_repeats(tree)
+        for item in tree:
+            if item.shown is not None and item.shown.kind == "error":
+                item.in_result = bool(said) and item.shown.text.startswith(said)
         return tree if order == "oldest" else tree[::-1]
 
 
@@ -289,10 +302,11 @@ def _turn_number(turn: Detail) -> str:
 
 
 def _count_errors(rows: Iterable[Item]) -> None:
-    """Tell turns with an error that came before on the page, so that its reason need not be read again."""
+    """Tell what has an error that came before on the page, so that its reason need not be read again."""
     seen: Counter[tuple[str, ...]] = Counter()
     for row in rows:
-        for each in row.actions:
+        has_own = row.kind == "error" and not row.inside
+        for each in (row,) if has_own else row.actions:
             if not each.error:
                 continue
             seen[each.error] += 1
@@ -650,7 +664,10 @@ def _ending(fact: events.Fact) -> Detail:
             return Detail("ask", title)
         case events.SubagentComplete():
             failed = fact.status not in NOT_FAILED
-            return Detail("end", f"Result: {state_words(fact.status)}", fact.summary, failed)
+            summary = fact.summary
+            if summary == fact.result.get("stop_reason"):  # of a plan: the row of its ending says it
+                summary = ""
+            return Detail("end", f"Result: {state_words(fact.status)}", summary, failed)
         case events.RunEnded(status="superseded"):
             return Detail("end", "Replaced by a newer proposal")
         case events.RunEnded():

@@ -36,7 +36,7 @@ def plan_result(view: View, plan: RunRow, ended: RunResult, active_s: float) -> 
         own = rows.get(step.id, [])
         steps.append(_step_line(step, known, own))
         if known.why:
-            caveats.append(f"Step {quote_name(step.id)}: {known.why}")
+            caveats.append(step_caveat(step.id, known.why))
     needed = {name for step in config.steps for name in step.needs}
     last = [step for step in config.steps if step.id not in needed]
     sums = sums_of_runs(view, plan)
@@ -69,6 +69,10 @@ def plan_result(view: View, plan: RunRow, ended: RunResult, active_s: float) -> 
         },
     }
     return _with_sums(result, sums)
+
+
+def step_caveat(step_id: str, why: str) -> str:
+    return f"Step {quote_name(step_id)}: {why}"
 
 
 def complete_result(view: View, run: RunRow, result: dict[str, Any]) -> dict[str, Any]:
