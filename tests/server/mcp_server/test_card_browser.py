@@ -15,7 +15,8 @@ from mcp_types import TextResourceContents
 from playwright.async_api import Browser
 from support.model_server import Gate, Say
 from support.pages.card_host import WIDTH, CardHost, browser, card_host, needs_browser
-from support.runtime import PRICED, connect, wait_for
+from support.runs import plans
+from support.runtime import PRICED, connect, submit, wait_for
 
 from ava_server.core.ids import state_words
 from ava_server.mcp_server import card
@@ -76,6 +77,59 @@ async def test_follows_a_run_from_its_approval_to_its_result(tmp_path: Path, ope
         assert made["subagent_id"] in str(listed["runs"]), "the card has marked nothing as fetched"
 
 
+@pytest.mark.slow
+async def test_follows_a_plan_from_its_approval_to_its_result(tmp_path: Path, open_card: Open) -> None:
+    gate = Gate()
+    declared = [advertise(card.EXTENSION, {"mimeTypes": [card.MIME]})]
+    script = [submit("found"), Say(calls=[("submit_result", FOUND)], gate=gate)]
+    async with connect(tmp_path, script, config=PRICED, extensions=declared) as (client, _models):
+
+        async def read(uri: str) -> str:
+            [content] = (await client.read_resource(uri, cache_mode="bypass")).contents
+            assert isinstance(content, TextResourceContents)
+            return content.text
+
+        steps = [plans.step("find", "Find it."), plans.step("write", "Write it.", after=["find"])]
+        given = {"steps": steps, "name": "prices", "workspace": str(tmp_path / "workspace")}
+        made = (await client.call_tool("spawn_subagent", given)).structured_content or {}
+        async with open_card(read) as host:
+            approval = {"pending_ids": [made["pending_id"]], "approving": [made["approval_line"]]}
+            answer = await client.call_tool("confirm_spawn", approval)
+            await host.result(answer.model_dump(mode="json", by_alias=True, exclude_none=True))
+            await wait_for(gate.arrived)
+            await host.sees("1 of 2 steps done")
+            shown = await host.text()
+            assert 'Step "find": done' in shown and "There are no runs." not in shown and "turn " not in shown
+            gate.released.set()
+            await host.sees("every step is done")
+            assert "2 of 2 steps done" in await host.text()
+        async with open_card(read) as host:  # opened after its end, as when a conversation is opened again
+            checked = await client.call_tool("check_subagent", {"group_id": made["group_id"]})
+            await host.result(checked.model_dump(mode="json", by_alias=True, exclude_none=True))
+            await host.sees("2 of 2 steps done")
+
+
+@pytest.mark.slow
+async def test_shows_subagents_that_were_approved_together(tmp_path: Path, open_card: Open) -> None:
+    declared = [advertise(card.EXTENSION, {"mimeTypes": [card.MIME]})]
+    async with connect(tmp_path, lambda _request: submit(), config=PRICED, extensions=declared) as (client, _models):
+        made = [
+            (await client.call_tool("spawn_subagent", {"role": "researcher", "task": task})).structured_content or {}
+            for task in ("one", "two")
+        ]
+        lines = [*(each["approval_line"] for each in made), "2 subagents together, at most $1.00"]
+        approval = {"pending_ids": [each["pending_id"] for each in made], "approving": lines}
+        answer = await client.call_tool("confirm_spawn", approval)
+        group_id = (answer.structured_content or {})["group_id"]
+        checked = await client.call_tool("check_subagent", {"group_id": group_id, "wait_seconds": 30})
+        for result in (answer, checked):
+            async with open_card() as host:
+                await host.result(result.model_dump(mode="json", by_alias=True, exclude_none=True))
+                for each in made:
+                    await host.sees(each["subagent_id"])
+                assert "There are no runs." not in await host.text()
+
+
 async def test_hostile_texts_stay_text_in_their_place(open_card: Open) -> None:
     long = "x" * 200_000
     texts = {
@@ -88,6 +142,7 @@ async def test_hostile_texts_stay_text_in_their_place(open_card: Open) -> None:
         1, **ended(**texts), name=f"{LURE}{BIDI}", role=long, model=LURE, stop_reason=LURE, error={"what_to_do": LURE},
         untrusted_steps=[{"at": LURE, "what": LURE + long, "outcome": BIDI, "failed": True}] * 50,
         untrusted_question=LURE, quotes_checked=[{"finding": 1, "verdict": "__proto__"}],
+        plan={"steps": {LURE: LURE}, "lines": [LURE + long] * 60},
     )  # fmt: skip
     async with open_card() as host:
         await host.runs(hostile)

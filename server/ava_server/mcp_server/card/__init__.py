@@ -2,8 +2,8 @@
 
 Hosts that declare the extension show it beside the answers of the tools that have it. It is one page without a request
 to any host: its policy allows only its own script and style, by their hashes. It calls no tool, and every tool is
-listed as closed to pages, so a host refuses such a call. The page keeps itself up to date by reading `ava://runs/S-…`,
-which marks no result as fetched and asks nobody.
+listed as closed to pages, so a host refuses such a call. The page keeps itself up to date by reading `ava://runs/…` of
+a run or a plan, which marks no result as fetched and asks nobody.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 "use strict";
-// Shows runs from the result that the host passes on, then reads ava://runs/S-… to stay up to date. It calls no tool.
+// Shows runs and plans from the result that the host passes on, then reads ava://runs/… to stay up to date. It calls no tool.
 // Text of others gets onto the page only through `element`, as text, without characters that a person does not see.
 (() => {
   const ENDED = new Set(["success", "no_answer", "timeout", "cost_exceeded", "token_exceeded", "iteration_limit",
@@ -90,7 +90,7 @@
   }
 
   const list = (value) => (Array.isArray(value) ? value : []).filter((item) => item && typeof item === "object");
-  const idOf = (run) => /^S-[0-9a-f]{6}$/.test(run.subagent_id);
+  const idOf = (run) => /^(S-[0-9a-f]{6}|G-[0-9a-f]{7})$/.test(run.subagent_id);
 
   async function read(id) {
     const uri = `ava://runs/${id}`;
@@ -162,7 +162,7 @@
       element("span", "dim", line([run.name && run.subagent_id, run.role, run.model].filter(Boolean).join(" · "))),
       element("span", `state ${/^(await|held|no_answer)/.test(run.state) ? "person" : mood}`, WORDS.get(run.state) || line(run.state).replace(/_/g, " ")),
       element("span", "dim brief", figures(run)));
-    return element("details", "run", "", title, bars(run), situation(run), steps(run), result(run));
+    return element("details", "run", "", title, bars(run), situation(run), planned(run), steps(run), result(run));
   }
 
   function figures(run) {
@@ -170,8 +170,13 @@
     const limits = run.limits;
     if (!limits) return line(run.status_line);
     const cost = limits.max_cost_cents ? `${money(run.cost_cents)}${of(limits.max_cost_cents, money)}` : "free";
-    return `${cost} · ${time(run.elapsed_seconds)}${of(limits.timeout, time)} · turn ${Number(run.iteration)}` +
-      of(limits.max_iterations, String);
+    const progress = run.plan ? stepsDone(run.plan) : `turn ${Number(run.iteration)}${of(limits.max_iterations, String)}`;
+    return `${cost} · ${time(run.elapsed_seconds)}${of(limits.timeout, time)} · ${progress}`;
+  }
+
+  function stepsDone(plan) {
+    const counts = Object.values(plan.steps || {}).map(Number);
+    return `${Number((plan.steps || {}).done) || 0} of ${counts.reduce((sum, count) => sum + count, 0)} steps done`;
   }
 
   const of = (most, shown) => (most ? ` of ${shown(most)}` : "");
@@ -207,6 +212,13 @@
       run.stop_reason && `Ended because: ${line(run.stop_reason)}`, run.error && line(run.error.what_to_do),
       run.advice && line(run.advice)];
     return element("div", "", "", ...facts.filter(Boolean).map((fact) => element("p", "", fact)), asked);
+  }
+
+  function planned(run) {
+    const lines = run.plan && Array.isArray(run.plan.lines) ? run.plan.lines : [];
+    if (!lines.length) return null;
+    const items = lines.slice(0, MOST_ITEMS).map((words) => element("li", "", line(words)));
+    return element("div", "", "", element("h2", "", "Steps"), element("ul", "steps", "", ...items));
   }
 
   function steps(run) {
