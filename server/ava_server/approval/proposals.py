@@ -25,6 +25,7 @@ from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.units import MICROS_PER_CENT, cap_micros, day_of, format_usd, minutes
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decide import FoldedScreen, PersonAnswer, Shown
+from ava_server.approval.lookup import approval_of
 from ava_server.approval.outcomes import closed_proposal
 from ava_server.approval.plain_text import TASK_CHARS, quoted
 from ava_server.approval.plan_summary import StepSummary, step_summary
@@ -549,15 +550,29 @@ def pending_proposals(view: View, user: str, limits: SpawnLimits, now_us: int) -
 
 
 def made_under(view: View, ids: Sequence[str]) -> list[Policy]:
-    """Return the policies that were in force when these proposals or runs were proposed; older logs lack them."""
+    """Return the policies that were in force when these proposals or runs were proposed; older logs lack them.
+
+    A run of a plan was proposed with it, and a plan of proposals that were approved together with each of them.
+    """
     policies: list[Policy] = []
-    for each in ids:
-        proposal = view.proposal(each)
-        run_id = each if proposal is None else proposal.run_id
-        for entry in view.entries(run_id, 0, ("SpawnProposed",)):
-            if isinstance(entry.fact, SpawnProposed) and entry.fact.policy is not None:
-                policies.append(_known_policy(entry.fact.policy))
+    for pending_id in dict.fromkeys(pending for each in ids for pending in _pending_ids(view, each)):
+        proposal = view.proposal(pending_id)
+        run = view.run(proposal.run_id) if proposal is not None else None
+        proposed = approval_of(view, run).proposal if run is not None else None
+        if proposed is not None and proposed.policy is not None:
+            policies.append(_known_policy(proposed.policy))
     return policies
+
+
+def _pending_ids(view: View, id: str) -> Iterator[str]:
+    """Yield the proposals that a proposal, a run or a plan comes from."""
+    run = view.run(id)
+    if run is None:
+        yield id
+        return
+    yield run.pending_id
+    for (pending_id,) in view.select("SELECT DISTINCT pending_id FROM runs WHERE plan_id = ?", run.id):
+        yield pending_id
 
 
 def _known_policy(name: str) -> Policy:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.approval.together import approve_together
 from support.commands.dashboard import decision_question
 from support.hosts.extensions import CAP, keep_noting
 from support.model_server import Gate, Say, run_model_server
+from support.runs import plans
 from support.runtime import PRICED, Lab, connect, hand_over, open_lab, wait_for
 from support.stdio import read_answer
 
@@ -136,6 +138,41 @@ async def test_no_door_extends_what_was_proposed_under_human(tmp_path: Path) -> 
         assert "ava approve" in checked.runs[0].waits_for
         await lab.call("cancel_subagent", subagent_id=run_id)
         await lab.ended(run_id)
+
+
+async def test_a_host_does_not_resume_a_run_of_a_plan_that_was_proposed_under_human(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    with run_model_server([Say("lost", gate=gate), hand_over()]) as models:
+        async with open_lab(tmp_path, server=models, config=ASK, env=HUMAN, check=False) as strict:
+            made = await plans.propose(strict, [plans.step("look", "Look around.")])
+            strict.session.channel, strict.session.pin_given = "terminal", True
+            assert (await strict.approve(made)).status == "approved"
+            await wait_for(gate.arrived)
+            run_id = await plans.run_of_step(strict, made.group_id, "look")
+        monkeypatch.setattr(claims, "TAKEOVER_WITHIN_US", 0)
+        async with open_lab(tmp_path, server=models, config=ASK, check=False) as lab:
+            for id in (run_id, made.group_id):
+                assert await lab.runtime.policy_on([id], lab.session.user) == "human"
+                answer = await lab.call("confirm_spawn", pending_ids=[id])
+                assert answer.status == "failed" and f"ava resume {id}" in answer.message
+            assert await lab.facts(run_id, RunResumed) == []
+
+
+async def test_what_was_approved_together_keeps_the_strictest_policy(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, lambda _request: hand_over(), config=ASK) as lab:
+        loose = lab.runtime.settings
+        first = await lab.propose(task="Part one")
+        lab.runtime.settings = loose.model_copy(update={"approval": "human"})
+        second = await lab.propose(task="Part two")
+        lab.session.channel, lab.session.pin_given = "terminal", True
+        plan_id = await approve_together(lab, first, second, last="2 subagents together, at most $1.00")
+        lab.runtime.settings = loose
+        of_each = [first.subagent_id, second.subagent_id, plan_id]
+        policies = [await lab.runtime.policy_on([id], lab.session.user) for id in of_each]
+        await lab.ended(plan_id)
+    assert policies == ["ask", "human", "human"]
 
 
 async def test_a_host_does_not_resume_what_was_proposed_under_human(
