@@ -15,11 +15,9 @@ import signal
 import stat
 import sys
 import time
-import unicodedata
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 from typing import Any, TextIO, TypeVar
 
 import anyio
@@ -27,6 +25,7 @@ import typer
 
 from ava_roles.wrap import BAR, INVISIBLE, clean
 from ava_roles.wrap import one_line as one_line
+from ava_server.core.columns import cells as cells
 from ava_server.core.data_root import DataRoot, default_data_root
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.threads import read_apart, received, work_until
@@ -252,28 +251,6 @@ def _pieces(word: str, width: int) -> list[str]:
         pieces[-1] += char
         piece_width += cells(char)
     return pieces
-
-
-def cells(text: str) -> int:
-    """Return the most columns that a text takes: wide characters take two, combining ones none.
-
-    Terminals differ on some characters; the wider counts, because what is measured too narrow would be continued at the
-    start of the next row, where it can pass for a line of Ava's.
-    """
-    if text.isascii():
-        return len(text)
-    return sum(map(_cells_of, text))
-
-
-@lru_cache(maxsize=4_096)
-def _cells_of(char: str) -> int:
-    from rich.cells import cell_len  # not needed to read the command line
-
-    if unicodedata.combining(char):
-        return 0
-    if unicodedata.east_asian_width(char) in "WF":
-        return 2
-    return max(cell_len(char), 1)
 
 
 def cut(text: str, width: int) -> str:
