@@ -5,8 +5,11 @@ from __future__ import annotations
 import html
 import re
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from markdown_it import MarkdownIt
 from mcp.client.context import ClientRequestContext
 from mcp_types import ElicitRequestFormParams, ElicitRequestParams, ElicitResult
@@ -38,9 +41,16 @@ def dense(text: str) -> str:
     return text.replace(" ", "")
 
 
-async def test_the_picture_shows_what_ava_asks_now(tmp_path: Path) -> None:
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """Yield a folder whose path leaves room in a line, as that of the picture does."""
+    with tempfile.TemporaryDirectory(prefix="ava-") as place:
+        yield Path(place)
+
+
+async def test_the_picture_shows_what_ava_asks_now(short_path: Path) -> None:
     drawn = script("host_picture")
-    notes = Path(shutil.copytree(REPOSITORY / "examples" / "notes", tmp_path / "workspace" / "notes"))
+    notes = Path(shutil.copytree(REPOSITORY / "examples" / "notes", short_path / "workspace" / "notes"))
     asked: list[ElicitRequestFormParams] = []
 
     async def decline(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
@@ -50,7 +60,7 @@ async def test_the_picture_shows_what_ava_asks_now(tmp_path: Path) -> None:
         return ElicitResult(action="decline")
 
     spawn = drawn.spawn(str(notes))
-    async with connect(tmp_path, config=f'approval = "ask"\n{PRICED}', asks=decline) as (client, _models):
+    async with connect(short_path, config=f'approval = "ask"\n{PRICED}', asks=decline) as (client, _models):
         made = (await client.call_tool("spawn_subagent", spawn)).structured_content or {}
         given = {"pending_ids": [made["pending_id"]], "approving": [made["approval_line"]]}
         await client.call_tool("confirm_spawn", given)

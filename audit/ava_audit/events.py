@@ -101,7 +101,7 @@ class UserMessage(Fact):
     of a plan's run gets of earlier runs: each has the `name` by which the task refers to it, what it is `about`, and
     its `text`; a part for each item of a list follows, whose `about` is empty. `project` is what files of the project
     say about working in it, each with its `path` and `text`.
-    `screen` is what was on the screen of a person who approved while some of the proposal was folded.
+    `screen` is what was on the screen of a person who approved while some of the proposal was folded or left out.
     """
 
     transcript = True
@@ -354,7 +354,7 @@ class SpawnDecided(Fact):
 
     `digest` is the proposal's. `decision_digest` covers everything decided with it: changes, and the plan. Where it was
     approved together with others, `group_id` is the plan of all of them, and `step` its step there. `folded` says,
-    counted, what of the proposal was folded on the screen of the person who approved it.
+    counted, what of the proposal was folded or left out on the screen of the person who approved it.
     """
 
     text_fields = ("pending_id", "decision", "channel")

@@ -101,7 +101,7 @@ async def test_a_proposal_says_the_same_whatever_its_steps_are_called(tmp_path: 
     message, line, rows, _terminal = hostile
     folder = str(lab.workspace)
     steps = 'the steps "nothing", "nobody", "is_safe" read'
-    assert f'What {steps} ({folder}) can leave this machine through the steps "nobody", "not", "none".' in message
+    assert f'can leave this machine: what {steps} ({folder}), through the steps "nobody", "not", "none".' in message
     assert line.startswith('plan "is safe": 5 steps, up to 6 runs, at most $1.50')
     assert 'Ava wants to start the plan "is safe": 5 steps' in message
     assert 'Step "not": researcher' in rows and ', after the steps "nothing", "nobody": ' in rows

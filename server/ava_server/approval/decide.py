@@ -46,11 +46,11 @@ SCREEN_CHARS, FOLDED_CHARS = 20_000, 2_000
 
 @dataclass(frozen=True)
 class FoldedScreen:
-    """What a person saw of a proposal who decided while some of it was folded.
+    """What a person saw of a proposal who decided while some of it was folded, or had no room in a host's question.
 
     Attributes:
         text: What was on the screen.
-        folded: What was folded there, counted: `task, 3,912 characters more`.
+        folded: What was not, counted: `task, 3,912 characters more`.
     """
 
     text: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from functools import lru_cache
+from pathlib import PurePath
 
 from ava_roles.wrap import few_marks
 from ava_server.core.names import QUOTES
@@ -13,6 +14,8 @@ TASK_CHARS = 120
 """Characters of a task in an approval line, a list and a table."""
 COMMAND_CHARS = 2_000
 """A command line is shown completely: this is the longest that role files and calls may give."""
+ENDS_CHARS, FIRST_NAME_CHARS = 20, 8
+"""Characters of a path that is shown by its ends, and of the first name in it."""
 _PLAIN_PATH = re.compile(r"[\w./@+=-]{1,120}", re.ASCII)
 _TYPOGRAPHY = {
     ord(char): plain
@@ -77,7 +80,28 @@ def named_path(path: str, most: int = COMMAND_CHARS) -> str:
     """
     if _PLAIN_PATH.fullmatch(path):
         return path
-    return quoted(_UNSEEN_BLANK.sub(_named_char, "".join(map(_seen, path))), most)
+    return quoted(_visible(path), most)
+
+
+def path_ends(path: str, most: int = ENDS_CHARS) -> str:
+    """Return a path as `named_path` does; of one that is longer than `most`, its first and its last name.
+
+    `/home/…/notes` says where a folder is and what it is called in little room. A name that is too long ends with `…`.
+    """
+    if len(path) <= most:
+        return named_path(path)
+    anchor, *names = PurePath(path).parts
+    last = _visible(names.pop()) if names else ""
+    first = one_line(_visible(names[0]), FIRST_NAME_CHARS) if names else ""
+    between = f"{first}/…/" if len(names) > 1 else f"{first}/" if first else ""
+    beginning = f"{_visible(anchor)}{between}"
+    ends = beginning + one_line(last, max(most - len(beginning), FIRST_NAME_CHARS))
+    return ends if _PLAIN_PATH.fullmatch(ends.replace("…", "")) else f'"{inner_quotes(ends)}"'
+
+
+def _visible(path: str) -> str:
+    """Return a path in which everything can be seen."""
+    return _UNSEEN_BLANK.sub(_named_char, "".join(map(_seen, path)))
 
 
 _UNSEEN_BLANK = re.compile(r"(?:(?<=/)|(?<= )|\A) | (?=/|\Z)")

@@ -22,7 +22,6 @@ from ava_server.approval.reach import RunReach, reach, reach_words, reaches_out,
 from ava_server.approval.steps import ITEM, references, unfilled
 from ava_server.approval.summary import (
     ATTENTION,
-    PROJECT,
     SHOWN_CHARS,
     STEPS,
     DayLeft,
@@ -30,9 +29,7 @@ from ava_server.approval.summary import (
     attention_lines,
     client_lines,
     cost_words,
-    first_lines,
     model_rows,
-    of_topic,
     reach_rows,
 )
 from ava_server.core.ids import IN_PROCESS
@@ -181,23 +178,6 @@ def plan_rows(config: RunConfig, brief: Brief, day: DayLeft, client: str = "") -
     return tuple(SummaryRow(topic, plain_line(line)) for topic, lines in topics for line in lines)
 
 
-MESSAGE_LINES = 36
-"""Lines of a plan's text in a host: with its line and the question it stays within 40."""
-
-
-def plan_message(config: RunConfig, brief: Brief, day: DayLeft, client: str = "") -> str:
-    """Return a plan as one text of at most `MESSAGE_LINES` lines: the whole, then the steps, like ones folded.
-
-    Pages and `ava approve` show every text; the digest covers them all.
-    """
-    rows = plan_rows(config, brief, day, client)
-    facts = first_lines(rows, config, _at_most(of_topic(rows, ATTENTION), MOST_ATTENTION))
-    project = _at_most(of_topic(rows, PROJECT), MOST_PROJECT)
-    again = [plain_line(line) for line in _at_most(again_lines(config), MOST_AGAIN)]
-    lines = [*facts, "", *again, *project]
-    return "\n".join([*lines, *short_steps(config, brief, MESSAGE_LINES - len(lines) - 1)])
-
-
 def _unkept(config: RunConfig) -> Iterator[str]:
     """Yield for each step over a list how many steps after it the plan's cap keeps no money for."""
     for step in config.steps:
@@ -208,26 +188,10 @@ def _unkept(config: RunConfig) -> Iterator[str]:
         if len(kept) < len(later):
             takes = step.config.least_micros + sum(other.config.least_micros for other in later)
             yield (
-                f"While the runs of {named('step', step.id)} work, the plan's cap keeps no money for"
-                f" {len(later) - len(kept)} of {counted(len(later), 'step')} after it, which may not start:"
-                f" with a cap of {format_usd(takes)} it does."
+                f"The plan's cap keeps no money for {len(later) - len(kept)} of {counted(len(later), 'step')} after"
+                f" {named('step', step.id)} while its runs work, so they may not start: with a cap of"
+                f" {format_usd(takes)} it does."
             )
-
-
-def _at_most(sentences: list[str], most: int) -> list[str]:
-    """Return the first of these sentences, and how many more there are."""
-    if len(sentences) <= most:
-        return sentences
-    more = len(sentences) - most + 1
-    return [*sentences[: most - 1], f"And {more} more such sentences: `ava approve` shows them."]
-
-
-MOST_PROJECT = 3
-"""Most sentences about files of the project in a plan's short text."""
-MOST_AGAIN = 3
-"""Most sentences about steps that run again in a plan's short text."""
-MOST_ATTENTION = 8
-"""Most sentences that a person must not overlook in a plan's short text; pages have them all."""
 
 
 def _title(config: RunConfig) -> str:
@@ -359,23 +323,25 @@ def reused_lines(config: RunConfig, now_us: int) -> list[str]:
 
 
 def _attention(config: RunConfig, brief: Brief, day: DayLeft) -> Iterator[str]:
-    for note in config.clamped:
-        yield f"{note[0].upper()}{note[1:]}."
+    """Yield what a person must not overlook; each begins with its point, for a narrow line shows only that."""
     steps_by_line: dict[str, list[str]] = {}
     for step in config.steps:
         for line in attention_lines(step.config):
             steps_by_line.setdefault(line, []).append(step.id)
     for line, names in steps_by_line.items():
-        yield _with_steps(names, line, len(config.steps))
+        about = "each step" if len(names) == len(config.steps) else named_all("step", names, MOST_TOLD)
+        yield f"{line} This is about {about}."
     for step in config.steps:
         if step.repeats:
             yield (
-                f"Step {quote_name(step.id)} may have changed things outside already ({_listed(step.repeats)}), and"
-                " does it again: look there first, or drop it."
+                f"It may change things outside a second time: {named('step', step.id)} has done so already"
+                f" ({_listed(step.repeats)}); look there first, or drop it."
             )
     yield from _flows(config)
     yield from _unfilled_lines(config, brief)
     yield from _unkept(config)
+    for note in config.clamped:
+        yield f"{note[0].upper()}{note[1:]}."
     if not config.free and day.micros < config.max_cost_micros:
         yield f"Only {day.words}, less than the plan's cost cap."
 
@@ -425,7 +391,7 @@ def _flows(config: RunConfig) -> Iterator[str]:
         read = "reads" if len(names) == 1 else "read"
         readers_named = named_all("step", names, MOST_IN_ROW)
         through = named_all("step", senders[private], MOST_IN_ROW)
-        yield f"What {readers_named} {read} ({private}) can leave this machine through {through}."
+        yield f"Private data can leave this machine: what {readers_named} {read} ({private}), through {through}."
 
 
 def _after(steps: Sequence[StepConfig]) -> dict[str, set[str]]:
@@ -535,15 +501,13 @@ def step_summary(step: StepConfig, brief: Brief) -> StepSummary:
 _FAILS = {"stop": "if it fails, the plan stops", "continue": "if it fails, the rest goes on without it"}
 
 
-def short_steps(config: RunConfig, brief: Brief, most: int) -> list[str]:
-    """Return at most so many lines of steps, with the beginnings of their tasks; like steps in a row are folded."""
-    tasks = {step.id: quoted(brief.of_step(step.id).task, TASK_CHARS) for step in config.steps}
-    lines: list[str] = []
+def folded_steps(config: RunConfig, brief: Brief) -> list[tuple[str, str]]:
+    """Return the steps in lines, like ones in a row as one, each with its task in quotes."""
+    tasks = {step.id: quoted(brief.of_step(step.id).task, SHOWN_CHARS) for step in config.steps}
+    lines: list[tuple[str, str]] = []
     for _form, group in itertools.groupby(config.steps, key=lambda step: (_form_of(step), tasks[step.id])):
         steps = list(group)
-        lines.append(f"{_folded_steps(steps)}: {tasks[steps[0].id]}")
-    if len(lines) > most:
-        lines = [*lines[: most - 1], f"and {len(lines) - most + 1} more rows of steps"]
+        lines.append((_folded_steps(steps), tasks[steps[0].id]))
     return lines
 
 

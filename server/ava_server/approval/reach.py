@@ -9,11 +9,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ava_audit.units import counted
 from ava_roles.mcp_client.server_tools import server_of
 from ava_roles.tool import ToolSpec
 from ava_roles.tools.registry import tool_specs
 from ava_roles.wrap import list_names
-from ava_server.approval.plain_text import named_path
+from ava_server.approval.plain_text import ENDS_CHARS, named_path, path_ends
 from ava_server.core.ids import IN_PROCESS
 from ava_server.core.names import quote_name
 from ava_server.run_config.config import RunConfig
@@ -243,6 +244,57 @@ def powers(config: RunConfig, specs: Collection[ToolSpec]) -> tuple[str, ...]:
         "read your files": config.workspace is not None,
     }
     return tuple(power for power in POWERS if has[power])
+
+
+def short_reach(configs: Sequence[RunConfig], room: int) -> str:
+    """Return what runs can do together in a few words: `reaches the web, reads /home/…/notes, runs commands`.
+
+    The web and the folder come first, so that `room` characters have at least these.
+    """
+    folders = list(dict.fromkeys(config.workspace for config in configs if config.workspace is not None))
+    changes = any(config.coding is not None for config in configs)
+    web, others = _deeds(configs, said=("read your files", "change files" if changes else ""))
+    words = [_of_one(deed) for deed in web]
+    if folders:
+        verb = "changes" if changes else "reads"
+        room_left = room - len(", ".join([*words, f"{verb} "]))
+        words.append(f"{verb} {short_folders(folders, room_left)}")
+    words += [_of_one(deed) for deed in others]
+    return ", ".join(words) or "reaches neither files nor the web"
+
+
+def short_deeds(configs: Sequence[RunConfig]) -> str:
+    """Return what several runs can do besides reading folders: `reach the web, run commands`; empty for nothing."""
+    web, others = _deeds(configs, said=("read your files",))
+    return ", ".join([*web, *others])
+
+
+def _deeds(configs: Sequence[RunConfig], said: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return what runs can do: whether they reach the web or another network, and the rest, without what is `said`."""
+    from ava_roles.tools.registry import specs_of  # loads every tool
+
+    held: set[str] = set()
+    reads_web = False
+    for config in configs:
+        specs = specs_of(config.tools, {})
+        held.update(powers(config, specs))
+        reads_web = reads_web or any(spec.network for spec in specs)
+    network = "reach the network"
+    web = ["reach the web" if reads_web else network] if network in held else []
+    return web, [power for power in POWERS if power in held and power not in (network, *said)]
+
+
+def _of_one(deed: str) -> str:
+    """`reach the web` as `reaches the web`."""
+    verb, _, thing = deed.partition(" ")
+    return f"{verb}{'es' if verb.endswith('ch') else 's'} {thing}"
+
+
+def short_folders(folders: Sequence[str], room: int = ENDS_CHARS) -> str:
+    """Return folders in a few words: `/home/…/notes and 2 more folders`."""
+    first, *others = folders
+    more = f" and {counted(len(others), 'more folder')}" if others else ""
+    return path_ends(first, max(room - len(more), ENDS_CHARS)) + more
 
 
 def sees_files(config: RunConfig) -> bool:

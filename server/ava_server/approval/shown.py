@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ava_server.approval.plan_summary import plan_line, plan_message, plan_rows
+from ava_server.approval.choose import choose
+from ava_server.approval.plan_summary import plan_line, plan_rows
+from ava_server.approval.question_rows import question_rows
 from ava_server.approval.summary import DayLeft, SummaryRow, message_of, run_line, run_rows
 from ava_server.run_config.brief import Brief
 from ava_server.run_config.config import RunConfig
@@ -24,7 +26,26 @@ def proposal_rows(config: RunConfig, brief: Brief, day: DayLeft, client: str = "
 
 
 def proposal_message(config: RunConfig, brief: Brief, day: DayLeft, client: str = "") -> str:
-    """Return the proposal as one text for a host; that of a plan is cut to what a form can show."""
+    """Return the proposal as one text for an answer; of a plan, at most `PLAN_LINES` sentences."""
     if config.steps:
         return plan_message(config, brief, day, client)
     return message_of(run_rows(config, brief, day, client), config)
+
+
+PLAN_LINES = 36
+"""Lines of a plan's text in an answer: with its line it stays within 40."""
+_ONE_LINE = 1_000_000
+"""Columns of a line that nothing is too long for."""
+
+
+def plan_message(config: RunConfig, brief: Brief, day: DayLeft, client: str = "") -> str:
+    """Return a plan as one text: what it costs, reaches and warns of, then the steps, like ones as one.
+
+    It says what it leaves out; pages and `ava approve` show every text, and the digest covers them all.
+    """
+    rows = question_rows(plan_rows(config, brief, day, client), config, brief)
+    chosen = choose(rows, _ONE_LINE, PLAN_LINES)
+    if not chosen.missing:
+        return "\n".join(chosen.lines)
+    chosen = choose(rows, _ONE_LINE, PLAN_LINES - 1)
+    return "\n".join([*chosen.lines, f"Not here: {chosen.missing}. `ava approve` and Ava's pages show all."])

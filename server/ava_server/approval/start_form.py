@@ -13,6 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from ava_audit.units import MICROS_PER_CENT, MICROS_PER_USD, entered_micros, format_usd, now_us
+from ava_roles.wrap import list_names
+from ava_server.approval.choose import LEAD, Row, choose, row_ends
+from ava_server.approval.decide import FoldedScreen
 from ava_server.approval.decisions import (
     Approval,
     CheckedApproval,
@@ -23,21 +26,24 @@ from ava_server.approval.decisions import (
     lowered_words,
 )
 from ava_server.approval.plain_text import one_line
-from ava_server.approval.reach import reach_words
-from ava_server.approval.shown import approval_line, proposal_message
+from ava_server.approval.question_rows import last_line, question_rows, warning_rows
+from ava_server.approval.reach import reach_words, short_deeds, short_folders
+from ava_server.approval.shown import proposal_rows
 from ava_server.approval.summary import (
+    ATTENTION,
+    TOGETHER,
+    WINDOW_COLUMNS,
     DayLeft,
-    attention_line,
-    attention_lines,
+    SummaryRow,
+    likely_line,
     several_line,
     several_note,
-    short_line,
     task_starts,
 )
 from ava_server.core.errors import BadInput
 from ava_server.core.names import named_all
 from ava_server.run_config.config import RunConfig
-from ava_server.run_config.run_cap import COST, TIME, TOKENS, RunCap
+from ava_server.run_config.run_cap import COST, TIME, TOKENS, RunCap, caps_text
 
 _IN_FORM: Mapping[RunCap, tuple[str, str, float]] = {
     COST: ("max_cost_dollars", "dollars", MICROS_PER_USD),
@@ -47,8 +53,14 @@ _IN_FORM: Mapping[RunCap, tuple[str, str, float]] = {
 """The field of a cap in the form, its unit there, and how many of the cap's own units that is."""
 CHOICE, YES, NO = "decision", "Yes", "No"
 LEAST_MINUTES = 0.5
+LINES = 16
+"""Most rows of a screen that a question takes: of 24, Codex needs six for its own, and two say that it asks again."""
+MOST_LAST_LINES = 5
+"""Most of several that the end of their question names."""
 REACH_CHARS = 240
-"""Characters of what several reach, in the first line of their question; the part of each has it whole."""
+"""Characters of what several reach, in one sentence; the rows of each have it whole."""
+MOST_NUMBERS = 6
+"""Most numbers of proposals that a sentence about some of several begins with."""
 _LARGEST = 1e15
 """A number above it is refused: infinity, NaN, or an integer that does not fit a float."""
 
@@ -127,6 +139,7 @@ class Question:
         invitation: The last sentence, which points to the form.
         without_form: The last sentence for a client that shows no form.
         wrong: Why it is asked again, in a sentence: the form that came back could not be used.
+        screen: What the person sees of it where that is not all; None where it is.
     """
 
     text: str
@@ -134,6 +147,7 @@ class Question:
     invitation: str = ""
     without_form: str = ""
     wrong: str = ""
+    screen: FoldedScreen | None = None
 
     @property
     def message(self) -> str:
@@ -207,9 +221,15 @@ class AnsweredLater(Exception):
 
 
 class Person(Protocol):
-    """The person whom a client can ask during a call; with `fills_forms`, it shows the fields of a question."""
+    """The person whom a client can ask during a call.
+
+    Attributes:
+        fills_forms: The client shows the fields of a question.
+        lines: How many lines of a question the client shows.
+    """
 
     fills_forms: bool
+    lines: int
 
     async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
         """Ask, and return the outcome; twice more at most where `use` raises `BadInput`. May raise AnsweredLater."""
@@ -269,42 +289,87 @@ class ProposalLinks(Protocol):
         ...
 
 
-def question(checked: CheckedApproval) -> Question:
-    """Return the question that asks a person to approve proposals.
+def question(checked: CheckedApproval, host_lines: int = LINES) -> Question:
+    """Return the question that asks a person to approve proposals, in at most `LINES` rows of a screen.
 
-    Its beginning and its end both have the price and the task of each: a small window shows only one of them.
+    `host_lines`: how many lines of it the host is known to show. What a person does not see is `Question.screen`.
     """
     is_several = checked.plan_cap is not None
-    parts: list[str] = []
-    lines: list[str] = []
-    if checked.plan_cap is not None:
-        parts.append(_several_part(checked, checked.plan_cap))
-    for number, member in enumerate(checked.members, 1):
-        part = _proposal_part(member, checked.day)
-        parts.append(f"{number}. {part}" if is_several else part)
-        lines.append(_line(number, member, checked))
-    parts.append("\n".join(lines))
-    parts.append("Start them?" if is_several else "Start it?")
-    text = "\n\n".join(parts).replace("\n", " \n")
+    if checked.plan_cap is None:
+        rows = _rows_of_one(checked)
+    else:
+        rows = _rows_of_several(checked, checked.plan_cap)
+    asks = "Start them?" if is_several else "Start it?"
+    lines, missing = _lines(rows, _last_lines(checked.members), asks, _where_is_all(checked))
+    text = " \n".join(lines)
+    screen = FoldedScreen("\n".join(lines), missing) if missing else None
+    if host_lines < LINES:
+        seen = choose(rows, WINDOW_COLUMNS, host_lines)
+        screen = FoldedScreen("\n".join(seen.lines), seen.missing) if seen.missing else None
     fields = _fields(checked)
     if not fields:
-        return Question(text, fields)
+        return Question(text, fields, screen=screen)
     whose = "their" if is_several else "its"
     return Question(
         text,
         fields,
         invitation=f" You may lower {whose} limits below.",
         without_form=" To lower limits, decline and tell your assistant which.",
+        screen=screen,
     )
 
 
-def _proposal_part(member: ProposalChange, day: DayLeft) -> str:
-    """Return what the person is shown of one proposal, and the tools that the approval takes away."""
-    message = proposal_message(member.changed, member.brief, day)
+def _where_is_all(checked: CheckedApproval) -> str:
+    ids = [member.row.pending_id for member in checked.members]
+    command = f"ava approve {ids[0]}" if len(ids) == 1 else "ava approve"
+    return f"`{command}` and Ava's pages show all."
+
+
+def _lines(rows: Sequence[Row], last: Sequence[str], asks: str, where_is_all: str) -> tuple[list[str], str]:
+    """Return the lines of a question, and what is not in them, which one of them says."""
+    room = LINES - len(last) - 1  # the last lines take a row each
+    chosen = choose(rows, WINDOW_COLUMNS, room)
+    notice: list[str] = []
+    for notice_rows in range(1, room):
+        if not chosen.missing:
+            break
+        chosen = choose(rows, WINDOW_COLUMNS, room - notice_rows)
+        notice = [f"Not here: {chosen.missing}. {where_is_all}"]
+        if len(row_ends(notice[0], WINDOW_COLUMNS)) <= notice_rows:
+            break
+    blank = [""] if chosen.rows < room - 1 and not notice else []
+    beginning = [*chosen.lines[:LEAD], *blank, *chosen.lines[LEAD:]] if len(chosen.lines) > LEAD else chosen.lines
+    return [*beginning, *notice, *blank, *last, asks], chosen.missing
+
+
+def _last_lines(members: Sequence[ProposalChange]) -> list[str]:
+    """Return lines with the price and the task of each, a row each; some windows show only the end."""
+    if len(members) == 1:
+        return [last_line(members[0].changed, members[0].brief)]
+    shown = _shown_at_the_end(members)
+    lines = [last_line(one.changed, one.brief, f"{number}. ") for number, one in enumerate(members[:shown], 1)]
+    if shown < len(members):
+        lines.append(f"and {len(members) - shown} more subagents.")
+    return lines
+
+
+def _shown_at_the_end(members: Sequence[ProposalChange]) -> int:
+    """Return how many of several the last lines name."""
+    return len(members) if len(members) <= MOST_LAST_LINES else MOST_LAST_LINES - 1
+
+
+def _rows_of_one(checked: CheckedApproval) -> list[Row]:
+    [member] = checked.members
+    return question_rows(_rows_of(member, checked.day), member.changed, member.brief)
+
+
+def _rows_of(member: ProposalChange, day: DayLeft) -> list[SummaryRow]:
+    """Return the rows of a proposal, with the tools that the approval takes away."""
+    rows = list(proposal_rows(member.changed, member.brief, day))
     blocked = sorted(_tools_of(member.config) - _tools_of(member.changed))
     if blocked:
-        message += f"\nTaken away: {named_all('tool', blocked, len(blocked))}."
-    return message
+        rows.append(SummaryRow("Where", f"Taken away: {named_all('tool', blocked, len(blocked))}."))
+    return rows
 
 
 def _tools_of(config: RunConfig) -> set[str]:
@@ -315,42 +380,47 @@ def _tools_of(config: RunConfig) -> set[str]:
     return tools
 
 
-def _line(number: int, member: ProposalChange, checked: CheckedApproval) -> str:
-    """Return the last line of a proposal; of several without its reach, of which a path may fill the window."""
-    if checked.plan_cap is None:
-        return approval_line(member.changed, member.brief)
-    return short_line(member.changed, member.brief, f"{number}. ")
-
-
-def _several_part(checked: CheckedApproval, cap_micros: int) -> str:
+def _rows_of_several(checked: CheckedApproval, cap_micros: int) -> list[Row]:
+    """Return the rows of the question about several proposals: all of them first, then what is said of each."""
+    members = checked.members
+    configs = [member.changed for member in members]
     cap = None if checked.free else cap_micros
-    reaches = "; ".join(dict.fromkeys(reach_words(member.changed.reach) for member in checked.members))
-    heading = several_line(len(checked.members), cap, checked.plan_timeout_s)
-    lines = [f"Ava wants to start {heading}; they {one_line(reaches, REACH_CHARS)}:"]
-    warnings = _warnings(checked.members)
-    if warnings:
-        lines.append(attention_line(warnings))
-    lines += task_starts([member.brief.task for member in checked.members])
-    paid = [member.changed for member in checked.members if not member.config.free]
+    heading = several_line(len(members), cap, checked.plan_timeout_s)
+    reaches = "; ".join(dict.fromkeys(reach_words(config.reach) for config in configs))
+    text = f"Ava wants to start {heading}; they {one_line(reaches, REACH_CHARS)}."
+    each = _rows_of_each(members, checked.day)
+    caps = caps_text(cap, checked.plan_timeout_s)
+    deeds = short_deeds(configs) or "reach nothing outside"
+    in_short = f"Ava wants to start {len(members)} subagents: {caps}; {deeds}."
+    first = Row(TOGETHER, text if len(text) <= WINDOW_COLUMNS else in_short)
+    folders = dict.fromkeys(config.workspace for config in configs if config.workspace is not None)
+    before = f"In {short_folders(list(folders))}:  " if folders else ""
+    tasks = [Row("What", line) for line in task_starts([member.brief.task for member in members], before)]
+    warnings = warning_rows([row.text for row in each if row.topic == ATTENTION])
+    paid = [config for config in configs if not config.free]
     together = sum(config.max_cost_micros for config in paid)
     note = several_note(together, cap_micros, checked.day, [config.likely_micros for config in paid])
-    if note:
-        lines.append(note)
-    return "\n".join(lines)
+    notes = [Row(TOGETHER, note)] if note else []
+    others = [row for row in each if row.topic != ATTENTION]
+    return [first, tasks[0], *warnings[:1], *tasks[1:], *warnings[1:], *notes, *others]
 
 
-def _warnings(members: Sequence[ProposalChange]) -> list[str]:
-    """Return what must not be overlooked of several proposals, each sentence once, with the numbers of some."""
-    numbers_by_line: dict[str, list[str]] = {}
+def _rows_of_each(members: Sequence[ProposalChange], day: DayLeft) -> list[Row]:
+    """Return what is said of each of several, every sentence once, with the numbers of those that it is about."""
+    with_caps = _shown_at_the_end(members)
+    numbers_of: dict[tuple[str, str], list[str]] = {}
     for number, member in enumerate(members, 1):
-        for line in attention_lines(member.changed):
-            numbers_by_line.setdefault(line, []).append(f"{number}")
-    warnings: list[str] = []
-    for line, numbers in numbers_by_line.items():
+        for row in _rows_of(member, day):
+            text = row.text
+            if row.topic == "How much" and number <= with_caps:
+                text = likely_line(member.changed)  # the last lines have its caps
+            numbers_of.setdefault((row.topic, text), []).append(f"{number}")
+    rows: list[Row] = []
+    for (topic, text), numbers in numbers_of.items():
         if len(numbers) < len(members):
-            line = f"{', '.join(numbers)}: {line}"
-        warnings.append(line)
-    return warnings
+            text = f"{list_names(numbers, MOST_NUMBERS)}: {text}"
+        rows.append(Row(topic, text))
+    return rows
 
 
 def apply_reply(checked: CheckedApproval, approval: Approval, reply: Reply) -> Approval:

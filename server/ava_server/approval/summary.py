@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ava_audit.units import US_PER_S, format_duration, format_usd, minutes
@@ -41,8 +41,11 @@ READS_SHOWN = 20
 """Most read-only tools of one MCP server that the proposal names; tools that change things are all named."""
 MORE_PATHS = 50
 """Most paths that a sentence of its own names; the digest covers all of them."""
-WINDOW_COLUMNS, START_ROWS, START_CHARS = 75, 2, 12
-"""Characters of a line, and rows, in which a small window shows how the tasks of several begin; least of each task."""
+WINDOW_COLUMNS, START_ROWS, START_CHARS = 74, 2, 12
+"""Characters of a line, and rows, in which a small window shows how the tasks of several begin; least of each task.
+
+Claude Code cuts what is longer in a window of 80 columns, and Codex continues it in the next row.
+"""
 ROLE_CHARS = 24
 """Characters of a role in a short line: the task has to fit behind it."""
 WHOLE_CHARS = 20_000
@@ -56,9 +59,38 @@ ATTENTION = "Look at this"
 """The topic of what a person must not overlook."""
 STEPS = "Steps"
 """The topic of a plan's steps, a row each."""
-FOLDED = ("Not available", "Done before", "Also told", "Model", "Limits")
-"""The topics that a terminal may fold. Every other is always shown: price, time, reach, what changes, commands,
-network, secrets, another agent, a weaker sandbox, warnings, and who asked."""
+TOGETHER = "Together"
+"""The topic of what holds for several proposals together."""
+TOLD = "Also told"
+"""The topic of the context and the instructions."""
+TOPICS: Mapping[str, str] = {
+    ATTENTION: "warnings",
+    TOGETHER: "what they cost together",
+    "Changes": "what it changes",
+    "Commands": "commands for keys",
+    "MCP servers": "MCP servers",
+    "Another agent": "another agent",
+    "Where": "reach",
+    STEPS: "steps",
+    "Who asked": "who asked, and why",
+    "Web": "web searches",
+    "Role": "the file of its role",
+    "Earlier results": "earlier results",
+    PROJECT: "files of the project",
+    "Skills": "skills",
+    "Machine": "copies of its files",
+    "How much": "cost and time",
+    "What": "what starts",
+    "Not available": "what it lacks",
+    "Done before": "what was done before",
+    TOLD: "context and instructions",
+    "Model": "model",
+    "Limits": "limits",
+}
+"""The topics, the one with most weight first, each with what it is called where its sentences are not shown."""
+FOLDED = tuple(TOPICS)[-5:]
+"""The topics with least weight, the only ones that a terminal may fold. Every other is always shown there: price, time,
+reach, what changes, commands, network, secrets, another agent, a weaker sandbox, warnings, and who asked."""
 
 Topic = tuple[str, Sequence[str]]
 """A topic, and its sentences."""
@@ -70,6 +102,12 @@ class SummaryRow:
 
     topic: str
     text: str
+
+
+def weight(topic: str) -> int:
+    """Return the weight of a topic: the greater it is, the sooner it is shown. One of a newer version has most."""
+    names = tuple(TOPICS)
+    return len(names) - names.index(topic) if topic in TOPICS else len(names) + 1
 
 
 @dataclass(frozen=True)
@@ -114,7 +152,7 @@ def short_line(config: RunConfig, brief: Brief, before: str = "") -> str:
     """Return role, caps and the beginning of the task after `before`, cut to the width of a small window."""
     caps = caps_text(config.cost_cap(), config.timeout_s)
     role = one_line(config.role, ROLE_CHARS)
-    return one_line(f"{before}{role}, {caps}: {brief.task}", WINDOW_COLUMNS)
+    return one_line(f"{before}{role}, {caps}: {brief.task}", WINDOW_COLUMNS - 1)
 
 
 def several_line(count: int, cap_micros: int | None, timeout_s: float | None) -> str:
@@ -147,17 +185,25 @@ def several_note(sum_micros: int, cap_micros: int, day: DayLeft, likely: Sequenc
     return " ".join(notes)
 
 
-def task_starts(tasks: Sequence[str]) -> list[str]:
-    """Return lines that have the beginning of each task, numbered: two, or more if the tasks are too many for that."""
+def task_starts(tasks: Sequence[str], before: str = "") -> list[str]:
+    """Return lines that have the beginning of each task, numbered: two, or more if the tasks are too many for that.
+
+    `before` begins the first of them.
+    """
     in_a_row = math.ceil(len(tasks) / START_ROWS)
     number_chars = len(f'{len(tasks)}. "…"  ')
-    chars = max(WINDOW_COLUMNS // in_a_row - number_chars, START_CHARS)
-    in_a_row = min(in_a_row, WINDOW_COLUMNS // (chars + number_chars))
-    starts: list[str] = []
+    chars = max((WINDOW_COLUMNS - len(before)) // in_a_row - number_chars, START_CHARS)
+    lines = [before]
     for number, task in enumerate(tasks, 1):
-        start = inner_quotes(one_line(task, chars))
-        starts.append(f'{number}. "{start}"')
-    return ["  ".join(starts[first : first + in_a_row]) for first in range(0, len(starts), in_a_row)]
+        start = f'{number}. "{inner_quotes(one_line(task, chars))}"'
+        line = lines[-1]
+        if number == 1:
+            lines[-1] = f"{line}{start}"
+        elif len(line) + len(start) + 2 <= WINDOW_COLUMNS:
+            lines[-1] = f"{line}  {start}"
+        else:
+            lines.append(start)
+    return lines
 
 
 def likely_cost(config: RunConfig) -> str:
@@ -205,7 +251,7 @@ def run_rows(config: RunConfig, brief: Brief, day: DayLeft, client: str = "") ->
     topics: tuple[Topic, ...] = (
         ("What", [_task_line(config, brief)]),
         ("Where", [_where_line(config)]),
-        ("How much", [_cost_line(config)]),
+        ("How much", [_with_likely(cost_line(config), config)]),
         ("Who asked", client_lines(client, brief)),
         (ATTENTION, [*attention_lines(config), *_day_lines(config, day)]),
         ("Not available", _missing_lines(config)),
@@ -252,7 +298,7 @@ def first_lines(rows: Sequence[SummaryRow], config: RunConfig, attention: Sequen
     where = " ".join(of_topic(facts, "Where"))
     caps = caps_text(config.cost_cap(), config.timeout_s)
     others = [row.text for row in facts if row.topic not in ("What", "Where")]
-    return [*what, f"{_capitalized(caps)}. {where}", attention_line(attention), *others]
+    return [*what, f"{capitalized(caps)}. {where}", attention_line(attention), *others]
 
 
 def attention_line(sentences: Sequence[str]) -> str:
@@ -271,10 +317,15 @@ def warnings(rows: Iterable[SummaryRow]) -> tuple[str, ...]:
 # -- the facts --------------------------------------------------------------------------------------------------------
 
 
+def start_of(config: RunConfig) -> str:
+    """Return what stands before the task of a run: `Ava wants to start a researcher: `."""
+    return f"Ava wants to start a {subagent_of(config.role)}: "
+
+
 def _task_line(config: RunConfig, brief: Brief) -> str:
     task = quoted(brief.task, SHOWN_CHARS)
     name = f", named {quote_name(config.name)}" if config.name else ""
-    return f"Ava wants to start a {subagent_of(config.role)}: {task}{name}."
+    return f"{start_of(config)}{task}{name}."
 
 
 def _where_line(config: RunConfig) -> str:
@@ -283,10 +334,22 @@ def _where_line(config: RunConfig) -> str:
     return f"It {reach_words(config.reach)}; it cannot read your files."
 
 
-def _cost_line(config: RunConfig) -> str:
+def cost_line(config: RunConfig) -> str:
+    """Return how long a run takes, and the most that it takes and costs; what is likely comes behind it."""
+    return f"It takes about {_about(config)}, at most {minutes(config.timeout_s)}, and {cost_words(config)}."
+
+
+def likely_line(config: RunConfig) -> str:
+    """Return how long a run takes, and what is likely, without its caps."""
+    return _with_likely(f"It takes about {_about(config)}.", config)
+
+
+def _about(config: RunConfig) -> str:
     low, high = config.estimated_minutes
-    about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
-    line = f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost_words(config)}."
+    return f"{low} to {high} minutes" if low < high else minutes(high * 60)
+
+
+def _with_likely(line: str, config: RunConfig) -> str:
     if config.estimate is None:
         return line
     return f"{line} {_likely_line(config, config.estimate)}"
@@ -357,7 +420,7 @@ def attention_lines(config: RunConfig) -> list[str]:
         )
     lines += _effect_lines(config)
     lines += _secret_lines(config)
-    lines += [f"{_capitalized(note)}." for note in config.clamped]
+    lines += [f"{capitalized(note)}." for note in config.clamped]
     if config.price_note:
         lines.append(config.price_note)
     return lines
@@ -460,7 +523,7 @@ def _reach_topics(config: RunConfig, brief: Brief) -> Iterator[Topic]:
         yield "Role", [f"Its role is not built in; it comes from the file {source}."]
     if config.context_from:
         yield "Earlier results", [f"Results that it may read: {list_earlier(config.context_from)}."]
-    yield "Also told", _text_lines(brief)
+    yield TOLD, _text_lines(brief)
     yield "Skills", _skill_lines(config)
     yield PROJECT, _project_lines(config)
     yield "Machine", _travel_lines(config)
@@ -485,7 +548,7 @@ def _coding_lines(coding: Coding) -> list[str]:
     lines.append(f"Its work must pass `{one_line(coding.verify, COMMAND_CHARS)}` ({coding.verify_from}).")
     if coding.setup is not None:
         lines.append(f"Before that runs `{one_line(coding.setup, COMMAND_CHARS)}` (from the role file).")
-    lines += [f"{_capitalized(note)}." for note in coding.notes]
+    lines += [f"{capitalized(note)}." for note in coding.notes]
     return lines
 
 
@@ -688,5 +751,5 @@ def _kilobytes(size: int) -> str:
     return f"{max(size / 1_000, 0.1):,.1f} kB"
 
 
-def _capitalized(sentence: str) -> str:
+def capitalized(sentence: str) -> str:
     return f"{sentence[0].upper()}{sentence[1:]}"

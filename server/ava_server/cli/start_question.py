@@ -34,13 +34,6 @@ NARROW = 60
 TASK_SHOWN = 300
 """Characters of a single proposal's task that stand above the fold."""
 AFTER_COLUMNS = 24
-_TOPICS = {
-    "Not available": "what it lacks",
-    "Done before": "what was done before",
-    "Model": "model",
-    "Limits": "limits",
-}
-"""What the topics that are folded by sentences are called."""
 _SHORT_POWERS = {
     "run without a sandbox": "NO SANDBOX",
     "change files": "change files",
@@ -231,7 +224,7 @@ def proposal_lines(one: Pending, width: int, *, whole: bool = False) -> list[Que
     """Return a proposal: what it costs and reaches, then what it does and who asked; the rest folded, or `whole`."""
     if one.summary is None or not can_fold(one):
         return _as_message(one)
-    from ava_server.approval.summary import ATTENTION, FACTS, FOLDED, STEPS
+    from ava_server.approval.summary import ATTENTION, FACTS, FOLDED, STEPS, TOLD
 
     topics = one.topics
     lines = [QuestionLine(text, "first") for text in (one.most, *topics.get("Where", ()))]
@@ -247,7 +240,7 @@ def proposal_lines(one: Pending, width: int, *, whole: bool = False) -> list[Que
     if not whole:
         return [*lines, QuestionLine(f"Folded: {folded_words(one)}", "quiet", folds=True)]
     for topic, texts in topics.items():
-        if topic in _TOPICS:
+        if topic in FOLDED and topic != TOLD:
             lines += map(QuestionLine, texts)
     for text in _cut_texts(one):
         lines.append(QuestionLine(f"{text.name.capitalize()}, {text.chars:,} characters:", "first"))
@@ -267,6 +260,8 @@ def folded_words(one: Pending, *, in_row: int | None = None) -> str:
 
     `in_row`: in a row of a table, how many characters of its task that shows at most; a plan's steps are not there.
     """
+    from ava_server.approval.summary import FOLDED, TOLD, TOPICS
+
     parts: list[str] = []
     steps = one.summary.steps if one.summary is not None else ()
     cut_texts = _cut_texts(one, in_row)
@@ -286,8 +281,8 @@ def folded_words(one: Pending, *, in_row: int | None = None) -> str:
     names: list[str] = []
     sentences = 0
     for topic, texts_of_topic in one.topics.items():
-        if topic in _TOPICS:
-            names.append(_TOPICS[topic])
+        if topic in FOLDED and topic != TOLD:  # those texts are counted by their characters
+            names.append(TOPICS[topic])
             sentences += len(texts_of_topic)
     if names:
         parts.append(f"{_listed(names)}, {counted(sentences, 'sentence')}")

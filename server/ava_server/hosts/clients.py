@@ -49,6 +49,7 @@ class McpClient:
     since: str = ""
     asks: Prompt = "unknown"
     question: QuestionForm = "unknown"
+    question_lines: int = 1_000  # how many lines of it are seen; those below are not
     pages: bool = True
     instructions: bool = True
     results: Literal["text", "structured", "both", "unknown"] = "unknown"

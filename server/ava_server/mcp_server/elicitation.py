@@ -57,10 +57,7 @@ READ_S = 1.0
 
 A yes counts as a key press that was meant for something else, a no as the host's own, which has no person.
 """
-TOO_FAST = (
-    "A yes came less than a second after the question, before anybody could read it, so nothing was decided. Please"
-    " read it and answer again."
-)
+TOO_FAST = "A yes came less than a second after the question, so nothing was decided."
 TOLD_S = 1.0
 """Seconds for telling a client that a page is no longer needed."""
 _ANSWER = "approval"
@@ -98,6 +95,7 @@ class ClientPerson:
         self._began = began
         self._client = client_of_call(ctx)
         self.fills_forms = self._client.question != "yes or no"
+        self.lines = self._client.question_lines
         self._answered_s = READ_S
         self.opens = can_open(ctx) and self._client.pages
         self.links = CallLinks(ctx, began)

@@ -15,7 +15,7 @@ from ava_audit.events import CancelledBy, Channel, Who
 from ava_audit.rows import QUEUED, RUNNING, RunRow
 from ava_audit.units import now_us
 from ava_audit.view import View, loads
-from ava_server.approval.decide import approval_needs
+from ava_server.approval.decide import FoldedScreen, approval_needs
 from ava_server.approval.requests import WAIT_LIMIT_S
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused, with_advice
@@ -302,6 +302,10 @@ class Access:
         if isinstance(error, BadInput):  # it repeats only the call
             return text
         return self.adapt_text(text)
+
+    def screen_for_log(self, screen: FoldedScreen) -> FoldedScreen:
+        """Return what was on a person's screen as the log may have it: shortened, and without secrets."""
+        return FoldedScreen(self.redact(screen.text), self.redact(screen.folded)).cut()
 
     def adapt_text(self, text: str) -> str:
         """Return one of Ava's texts for this session, with commands that the person can paste.

@@ -71,7 +71,7 @@ class ClientApprovals(Operations):
             return checked
         person = caller.asking.person
         limits = self._runtime.spawn_limits_of(self._session.user)
-        form = question(checked)
+        form = question(checked, person.lines)
         shown = [Shown("start", member.row.pending_id, member.row.digest) for member in checked.members]
         reply = await ask_until(
             lambda: until_decided(self._store, shown, limits),
@@ -89,6 +89,9 @@ class ClientApprovals(Operations):
         if await self._access.needs_pin(approval.pending_ids):  # the PIN was set while the question was open
             return await self._pages.decide(approval, caller)
         agreed = apply_reply(checked, approval, reply)
+        if form.screen is not None:
+            screen = self._access.screen_for_log(form.screen)
+            agreed = replace(agreed, screens=dict.fromkeys(approval.pending_ids, screen))
         return await self._store.do(approve(agreed, self._session.who, "elicitation", limits))
 
     async def _reject(self, approval: Approval) -> ConfirmOutcome:

@@ -12,7 +12,7 @@ from pydantic import Field
 from ava_audit.errors import AuditError
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.units import cap_micros, format_ts
-from ava_server.approval.decide import ONLY_PERSON, FoldedScreen
+from ava_server.approval.decide import ONLY_PERSON
 from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, reject
 from ava_server.approval.plain_text import normalize_typography
 from ava_server.approval.proposals import MOST_WAITING
@@ -168,7 +168,7 @@ class Confirmations(Operations):
             plan_max_micros=cap_micros(args.group_max_cost_cents) if args.group_max_cost_cents else None,
             plan_timeout_s=args.group_timeout,
             plan_ids=new_pairs("group_id"),
-            screens={pending_id: self._screen_for_log(screen) for pending_id, screen in caller.screens.items()},
+            screens={pending_id: self._access.screen_for_log(screen) for pending_id, screen in caller.screens.items()},
         )
         outcome = await self._client.decide(approval, caller)
         if outcome is not None:
@@ -176,11 +176,6 @@ class Confirmations(Operations):
         who = self._session.who
         channel = self._session.channel
         return await caller.record.do(approve(approval, who, channel, self._runtime.spawn_limits_of(who.user_id)))
-
-    def _screen_for_log(self, screen: FoldedScreen) -> FoldedScreen:
-        """Return a screen as the log may have it: shortened, and without secrets."""
-        redact = self._access.redact
-        return FoldedScreen(redact(screen.text), redact(screen.folded)).cut()
 
     async def _answer(
         self, args: ConfirmArgs, outcome: ConfirmOutcome, wait_s: float, caller: CallContext

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -158,9 +159,10 @@ async def test_a_plan_is_one_question_and_its_cap_may_be_lowered(tmp_path: Path,
         assert answer["message"] == "The person lowered the cost cap of the plan from $1.00 to $0.60."
         [asked] = at.person.asked
         assert "Count the otters" in asked.message and "Count the seals" in asked.message
-        first, *tasks = asked.message.split(" \n")[:3]
-        assert first.startswith(f"Ava wants to start {line}; they can read ") and first.endswith("reach the web:")
-        assert tasks == ['1. "Count the otters"', '2. "Count the seals"']
+        first, tasks = asked.message.split(" \n")[:2]
+        assert first == "Ava wants to start 2 subagents: at most $1.00; reach the web."
+        assert re.fullmatch(r'In /\w+/…/workspace:  1\. "Count the otters"  2\. "Count the seals"', tasks)
+        assert f"\nIt can read {at.workspace} and reach the web." in asked.message
         assert set(asked.requested_schema["properties"]) == {"max_cost_dollars"}
         for each in made:
             decided = await at.started_once(each, requests=2)
@@ -378,7 +380,8 @@ async def test_the_first_three_lines_have_price_reach_and_what_must_not_be_overl
         [asked] = at.person.asked
     first, _last = both_ends(asked)
     assert '"Count the' in first.split("\n")[0]
-    assert f"\nAt most $0.20 and 10 min. It can read {at.workspace}"[:75] in first
+    assert re.search(r"\nAt most \$0\.20 and 10 min; reads /\w+/…/workspace, runs without a sandbox", first)
+    assert f"\nIt can read {at.workspace}, run commands WITHOUT A SANDBOX" in asked.message
     assert "\nLook at this: Nothing confines what it runs here" in first
     assert asked.message.count("Nothing confines") == 1 and made["message"].count("Nothing confines") == 1
 
@@ -390,11 +393,12 @@ async def test_the_first_lines_of_a_plans_question_have_the_reach_and_whom_a_war
         made = [await at.propose(task="one"), await at.propose(role="code_reviewer", task="two", max_cost_cents=50)]
         await at.confirm(*made, last="2 subagents together, at most $1.00")
         [asked] = at.person.asked
-    price, warning, tasks = (line.strip() for line in asked.message.split("\n")[:3])
-    assert price.startswith("Ava wants to start 2 subagents together, at most $1.00; they can read ")
-    assert f"can read {at.workspace}" in price and "run commands WITHOUT A SANDBOX" in price
+    price, tasks, warning = (line.strip() for line in asked.message.split("\n")[:3])
+    assert price.startswith("Ava wants to start 2 subagents: at most $1.00; reach the web, run without a sandbox")
     assert warning.startswith("Look at this: 2: Nothing confines what it runs here")
-    assert tasks == '1. "one"'
+    assert re.fullmatch(r'In /\w+/…/workspace:  1\. "one"  2\. "two"', tasks)
+    assert f"\n1: It can read {at.workspace} and reach the web." in asked.message
+    assert f"\n2: It can read {at.workspace}, run commands WITHOUT A SANDBOX" in asked.message
 
 
 async def test_the_question_shows_the_changes_of_the_call(tmp_path: Path, era: str) -> None:

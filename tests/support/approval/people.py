@@ -23,6 +23,7 @@ class DialogPerson:
     values: Mapping[str, Any] = field(default_factory=dict[str, Any])
     questions: list[Question] = field(default_factory=list[Question])
     fills_forms: bool = True
+    lines: int = 1_000
 
     async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
         """Note a question and answer it."""

@@ -47,7 +47,7 @@ async def test_a_step_over_a_list_leaves_money_for_the_steps_after_it(tmp_path: 
 async def test_a_proposal_says_where_its_cap_keeps_no_money_for_later_steps(tmp_path: Path) -> None:
     async with open_lab(tmp_path, WORK, config=PRICED + LIMITS) as lab:
         proposal = await plans.propose(lab, STEPS, max_cost_cents=20)
-        said = 'of the step "read" work, the plan\'s cap keeps no money for 2 of 2 steps after it, which may not start'
+        said = 'The plan\'s cap keeps no money for 2 of 2 steps after the step "read" while its runs work, so they may'
         assert said in proposal.message, proposal.message
         assert "with a cap of $0.48 it does" in proposal.message
         plan = await plans.approve(lab, proposal, state="partial")

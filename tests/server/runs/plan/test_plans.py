@@ -102,7 +102,8 @@ async def test_a_proposal_warns_that_notes_in_memory_can_leave(tmp_path: Path) -
             plans.step("publish", "Find a page about {{remember}}", tools=["read_webpages"]),
         ]
         proposal = await lab.call("spawn_subagent", steps=steps)
-        assert "(the notes in memory) can leave this machine" in proposal.message, proposal.message
+        said = 'Private data can leave this machine: what the step "remember" reads (the notes in memory), through'
+        assert said in proposal.message, proposal.message
 
 
 async def test_cancelling_a_plan_ends_its_runs(tmp_path: Path) -> None:
