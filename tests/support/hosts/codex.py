@@ -40,9 +40,9 @@ class CodexModel:
         if not self.called:
             return self._calls("spawn_subagent", self.spawn)
         pending_id = re.search(r'"pending_id": ?"(P-\w+)"', said)
-        line = re.search(r'"approval_line": ?"([^"]+)"', said)
+        line = re.search(r'"approval_line": ?("(?:[^"\\]|\\.)+")', said)  # a plan's name stands in it in quotes
         if len(self.called) == 1 and pending_id and line:
-            return self._calls("confirm_spawn", {"pending_ids": [pending_id[1]], "approving": [line[1]]})
+            return self._calls("confirm_spawn", {"pending_ids": [pending_id[1]], "approving": [json.loads(line[1])]})
         return Say(ENDED)
 
     def _calls(self, tool: str, arguments: Mapping[str, Any]) -> Say:
