@@ -115,7 +115,11 @@ def test_several_approved_together_are_one_task_and_wake_the_model_once(open_hos
 def test_a_plan_takes_one_question_and_wakes_the_model_once(open_host: OpenHost) -> None:
     gate = Gate(120)
     host = open_host(step_script(gate), PLAN)
-    task_id = host.delegate('Ava wants to start the plan "Release notes": 3 steps, up to 5 runs.', "at most $0.60")
+    task_id = host.delegate(
+        'Ava wants to start the plan "Release notes": 3 steps, up to 5 runs.',
+        "At most $0.60",
+        '"List the changed modules."',
+    )
     assert task_id.startswith("G-")
     assert gate.arrived.wait(60), "the last step has begun"
     before = len(host.orchestrator.turns)
