@@ -280,14 +280,14 @@ def message_of(rows: Iterable[SummaryRow], config: RunConfig) -> str:
     """Return the rows of a proposal as one text: a sentence a line, the facts apart from the rest."""
     rows = list(rows)
     details = [row.text for row in rows if row.topic not in (*FACTS, ATTENTION)]
-    lines = first_lines(rows, config, of_topic(rows, ATTENTION))
+    lines = _first_lines(rows, config, of_topic(rows, ATTENTION))
     if details:
         lines += ["", *details]
     return "\n".join(lines)
 
 
-def first_lines(rows: Sequence[SummaryRow], config: RunConfig, attention: Sequence[str]) -> list[str]:
-    """Return the facts of a proposal. Hosts show the first three lines: task, reach and price, or what is to be seen.
+def _first_lines(rows: Sequence[SummaryRow], config: RunConfig, attention: Sequence[str]) -> list[str]:
+    """Return the facts of a proposal. Hosts show the first three lines of an answer: task, reach, price, or warnings.
 
     What must not be overlooked, in one line, is the third; price and reach are the second then.
     """
@@ -298,11 +298,7 @@ def first_lines(rows: Sequence[SummaryRow], config: RunConfig, attention: Sequen
     where = " ".join(of_topic(facts, "Where"))
     caps = caps_text(config.cost_cap(), config.timeout_s)
     others = [row.text for row in facts if row.topic not in ("What", "Where")]
-    return [*what, f"{capitalized(caps)}. {where}", attention_line(attention), *others]
-
-
-def attention_line(sentences: Sequence[str]) -> str:
-    return f"{ATTENTION}: {' '.join(sentences)}"
+    return [*what, f"{capitalized(caps)}. {where}", f"{ATTENTION}: {' '.join(attention)}", *others]
 
 
 def of_topic(rows: Iterable[SummaryRow], topic: str) -> list[str]:
