@@ -114,6 +114,11 @@ class Screen:
     def lines(self) -> list[str]:
         return [line.rstrip() for line in self._shown.display]
 
+    def colour(self, line: int, column: int) -> str:
+        """Return the colour of a sign on the screen by its name in ANSI, such as `yellow`; both count from 0."""
+        name = str(self._shown.buffer[line][column].fg)
+        return "yellow" if name == "brown" else name
+
     def until_shown(self, shows: Callable[[list[str]], bool]) -> list[str]:
         """Read until the screen shows something, and return its lines."""
         deadline = time.monotonic() + WITHIN_S
