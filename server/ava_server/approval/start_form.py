@@ -59,6 +59,8 @@ MOST_LAST_LINES = 5
 """Most of several that the end of their question names."""
 REACH_CHARS = 240
 """Characters of what several reach, in one sentence; the rows of each have it whole."""
+ASKED = "what it asks"
+"""The topic of the lines of a run's own question."""
 MOST_NUMBERS = 6
 """Most numbers of proposals that a sentence about some of several begins with."""
 _LARGEST = 1e15
@@ -300,7 +302,8 @@ def question(checked: CheckedApproval, host_lines: int = LINES) -> Question:
     else:
         rows = _rows_of_several(checked, checked.plan_cap)
     asks = "Start them?" if is_several else "Start it?"
-    lines, missing = _lines(rows, _last_lines(checked.members), asks, _where_is_all(checked))
+    last = [*_last_lines(checked.members), asks]
+    lines, missing = _lines(rows, last, _where_is_all(checked), spaced=True)
     text = " \n".join(lines)
     screen = FoldedScreen("\n".join(lines), missing) if missing else None
     if host_lines < LINES:
@@ -325,9 +328,14 @@ def _where_is_all(checked: CheckedApproval) -> str:
     return f"`{command}` and Ava's pages show all."
 
 
-def _lines(rows: Sequence[Row], last: Sequence[str], asks: str, where_is_all: str) -> tuple[list[str], str]:
-    """Return the lines of a question, and what is not in them, which one of them says."""
-    room = LINES - len(last) - 1  # the last lines take a row each
+def _lines(
+    rows: Sequence[Row], last: Sequence[str], where_is_all: str, *, spaced: bool = False
+) -> tuple[list[str], str]:
+    """Return the lines of a question, and what is not in them, which one of them says.
+
+    `spaced`: where there is room, the lines that lead and the last ones stand apart.
+    """
+    room = LINES - sum(len(row_ends(line, WINDOW_COLUMNS)) for line in last)
     chosen = choose(rows, WINDOW_COLUMNS, room)
     notice: list[str] = []
     for notice_rows in range(1, room):
@@ -337,9 +345,19 @@ def _lines(rows: Sequence[Row], last: Sequence[str], asks: str, where_is_all: st
         notice = [f"Not here: {chosen.missing}. {where_is_all}"]
         if len(row_ends(notice[0], WINDOW_COLUMNS)) <= notice_rows:
             break
-    blank = [""] if chosen.rows < room - 1 and not notice else []
-    beginning = [*chosen.lines[:LEAD], *blank, *chosen.lines[LEAD:]] if len(chosen.lines) > LEAD else chosen.lines
-    return [*beginning, *notice, *blank, *last, asks], chosen.missing
+    if spaced and not notice and chosen.rows <= room - 2:
+        return [*chosen.lines[:LEAD], "", *chosen.lines[LEAD:], "", *last], ""
+    return [*chosen.lines, *notice, *last], chosen.missing
+
+
+def fit_lines(lines: Sequence[str], where_is_all: str) -> tuple[list[str], FoldedScreen | None]:
+    """Return the lines of another question with yes and no, in at most `LINES` rows, and what the person then sees.
+
+    The last line, which says what an answer does, is always there. None: they see all.
+    """
+    *first, last = lines
+    shown, missing = _lines([Row(ASKED, line) for line in first], [last], where_is_all)
+    return shown, FoldedScreen("\n".join(shown), missing) if missing else None
 
 
 def _last_lines(members: Sequence[ProposalChange]) -> list[str]:

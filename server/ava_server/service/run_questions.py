@@ -7,13 +7,14 @@ asked again in the session; the run still waits. Where only the PIN allows more,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from urllib.parse import quote
 
 from ava_audit.events import Channel
 from ava_audit.rows import RunRow
 from ava_audit.units import now_us
 from ava_audit.view import View
-from ava_server.approval.decide import ONLY_PERSON
+from ava_server.approval.decide import ONLY_PERSON, FoldedScreen
 from ava_server.approval.requests import MessageArgs, parse
 from ava_server.approval.start_form import PageOpener, PageQuestion, Person, Question, Reply
 from ava_server.core.errors import Refused
@@ -66,9 +67,17 @@ class PersonQuestions(Operations):
         return await self._decide(question, shown, answer, self._session.channel)
 
     async def _decide(
-        self, question: PendingQuestion, shown: str, answer: Answer | None, channel: Channel
+        self,
+        question: PendingQuestion,
+        shown: str,
+        answer: Answer | None,
+        channel: Channel,
+        screen: FoldedScreen | None = None,
     ) -> QuestionDecision:
-        """Decide with a person's answer, or with their no (None). Raises BadInput, Refused."""
+        """Decide with a person's answer, or with their no (None); `screen`: what they saw, where that was not all.
+
+        Raises BadInput, Refused.
+        """
         run_id = question.run.id
         if isinstance(answer, str):
             answer = parse(MessageArgs, {"subagent_id": run_id, "message": answer}).message
@@ -79,7 +88,10 @@ class PersonQuestions(Operations):
             self._runtime.settings.refuse_off("nothing was raised")
         if question.approved_by(answer):
             await self._access.refuse_without_pin([run_id], ONLY_PERSON[question.kind.decision].format(ids=run_id))
-        decision = await self._store.do(decide_question(run_id, shown, answer, self._decider(question.run, channel)))
+        decider = self._decider(question.run, channel)
+        if screen is not None:
+            decider = replace(decider, screen=self._access.screen_for_log(screen).text)
+        decision = await self._store.do(decide_question(run_id, shown, answer, decider))
         if decision.status == "refused":
             raise Refused(decision.text)
         for waiting_id in decision.run_ids:
@@ -181,7 +193,8 @@ class PersonQuestions(Operations):
             self._session.unanswered.update(question.ids)
             return None
         answer = question.answer_in(reply) if reply.action == "accept" else None
-        decision = await self._decide(question, question.shown.digest, answer, "elicitation")
+        screen = question.form().screen
+        decision = await self._decide(question, question.shown.digest, answer, "elicitation", screen)
         return decision.text
 
     async def _waiting(self, rows: Sequence[RunRow], *, by_pin: bool = False) -> list[PendingQuestion]:

@@ -189,13 +189,24 @@ async def test_the_log_says_of_a_question_that_shows_all_that_nothing_was_left_o
     assert "Not here:" not in question and "Model: custom:test." in question
 
 
-async def test_a_request_for_more_leaves_room_for_the_no(place: Path) -> None:
+@pytest.mark.parametrize("chars", [PATH_CHARS, 1_800])
+async def test_a_request_for_more_leaves_room_for_the_no(place: Path, chars: int) -> None:
+    """The line that is approved then has the whole path; what has no room is counted, and the log keeps the rest."""
+    folder = Path(notes_in(place))
+    while len(str(folder)) + 200 < chars:
+        folder /= "n" * 190
+    folder.mkdir(parents=True, exist_ok=True)
     async with host(place, "legacy", read_and_accept(decision="Yes"), extensions.keep_noting, name=CODEX) as at:
-        made = await at.propose(**extensions.CAP, workspace=notes_in(place), task=TASK)
+        made = await at.propose(**extensions.CAP, workspace=str(folder), task=TASK)
         await extensions.confirm_until_asked(at, made)
-        question = at.person.asked[-1].message
-        assert "near its cost cap of $0.20" in question
-        rows = small_window.codex(question)
-        assert rows[-1] == "  2. No"
-        assert "near its cost cap of $0.20" in small_window.claude_code(question)[0]
+        question = at.person.asked[-1].message.replace(" \n", "\n")
+        said = [fact for fact in await at.facts(made, UserMessage) if fact.kind == "decision"][-1]
         await at.call("cancel_subagent", subagent_id=made["subagent_id"])
+    rows = small_window.codex(question)
+    assert rows[-1] == "  2. No" and len(rows) - 2 <= LINES
+    assert "near its cost cap of $0.20" in small_window.claude_code(question)[0]
+    assert "If you decline, the run hands in what it has" in question
+    is_whole = chars == PATH_CHARS
+    assert (str(folder) in question) is is_whole
+    assert ("Not here: the end of 1 sentence. `ava wait S-" in question) is not is_whole
+    assert said.screen == (None if is_whole else question)

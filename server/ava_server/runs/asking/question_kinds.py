@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import ascii_lowercase
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
@@ -33,6 +33,7 @@ from ava_server.approval.start_form import (
     Question,
     Reply,
     TextField,
+    fit_lines,
     limit_field,
     number_in,
 )
@@ -234,7 +235,12 @@ class PendingQuestion:
         return f"{label(self.run)} {self.kind.asks}"
 
     def form(self) -> Question:
-        return self.kind.form(self, " \n".join(self.message.split("\n")))
+        """Return it for a host; where a yes or no decides, with room for both and with what the person does not see."""
+        lines = self.message.split("\n")
+        screen = None
+        if not self.kind.in_words:
+            lines, screen = fit_lines(lines, f"`ava wait {self.run.id}` and Ava's page of the run show all.")
+        return replace(self.kind.form(self, " \n".join(lines)), screen=screen)
 
     def answer_in(self, reply: Reply) -> Answer:
         """Return the answer in a form. Raises BadInput if it has none that can be used."""
@@ -345,12 +351,16 @@ class QuestionKind(Protocol):
 
 @dataclass(frozen=True)
 class Decider:
-    """Who decides, and the run under their session, over a channel; with the limits on what they may allow."""
+    """Who decides, and the run under their session, over a channel; with the limits on what they may allow.
+
+    `screen` is what they saw of a request for more, where that was not all.
+    """
 
     who: Who
     agent: Who
     channel: Channel
     limits: ExtensionLimits
+    screen: str | None = None
 
 
 @dataclass(frozen=True)
@@ -496,7 +506,7 @@ class _More:
         else:
             note = f"{decision} {asked.ask_id}, {name}: {approval_line(config, brief)}"
             sentence = f"The {name} of {label(run)} is {cap_amount(asked.cap, answer, exact=True)} now; it continues."
-        message = UserMessage(text=note, kind="decision")
+        message = UserMessage(text=note, kind="decision", screen=by.screen)
         events = (Event(by.who, message, run_id=run.id), Event(by.who, answered, run_id=run.id))
         return Outcome(QuestionDecision(decision, sentence), events)
 
