@@ -25,7 +25,7 @@ from support.commands.fork_server import prepare_command
 from support.http_server import HttpServer, serve_http, serve_pages, token
 from support.model_server import Gate, ModelServer, usage_for
 from support.pages.browser import TEAM, Visitor
-from support.stdio import ANSWER_S, Wire, make_root, model_env, read_log, serve_stdio
+from support.stdio import Wire, make_root, model_env, read_log, serve_stdio
 from support.terminal import environment, run_on_terminal
 
 from ava_server.config.sign_in import BrowserSessions
@@ -36,6 +36,8 @@ PLAIN = (sys.executable, "-m", "ava_server")
 INPUT_MICROS, OUTPUT_MICROS = 3, 15
 """Prices of the scripted model, in micro-USD a token; `support.pages.browser.PAID` sets them."""
 _ASKS = re.compile(r"\[y/N\]|\[y = all")
+_WITHIN_S = 600
+"""How long anything may take: the machine may be busy."""
 _READS_S = 1.2
 """How long the person reads a host's form; a faster answer is taken for that of no person."""
 
@@ -108,7 +110,7 @@ class Host:
     async def call(self, tool: str, *, action: str = "accept", **arguments: Any) -> dict[str, Any]:
         """Call a tool, answer the forms that it shows by this action, and return the whole result."""
         number = await self.wire.ask("tools/call", {"name": tool, "arguments": arguments})
-        with anyio.fail_after(ANSWER_S):
+        with anyio.fail_after(_WITHIN_S):
             while True:
                 message = await self.wire.receive()
                 if message.get("method") == "elicitation/create":
@@ -189,7 +191,7 @@ class World:
     def _ava(self, root: Path, words: Sequence[str], stdin: str, **more: str) -> str:
         env = {**environment(root), **self.env, "COLUMNS": "120", **more}
         done = subprocess.run(
-            [*self.start, *words], env=env, input=stdin, capture_output=True, text=True, timeout=120, check=False
+            [*self.start, *words], env=env, input=stdin, capture_output=True, text=True, timeout=_WITHIN_S, check=False
         )
         return done.stdout + done.stderr
 
@@ -291,7 +293,7 @@ class World:
         for run_id in run_ids:
             await self.logged(run_id, "RunEnded", "PlanEnded", "SubagentComplete")
 
-    async def until(self, found: Any, what: str, within_s: float = 90) -> Any:
+    async def until(self, found: Any, what: str, within_s: float = _WITHIN_S) -> Any:
         """Wait until something is there. Raises AssertionError: it never came."""
         deadline = time.monotonic() + within_s
         while not (value := await anyio.to_thread.run_sync(found)):
@@ -362,7 +364,7 @@ async def open_world(
     world = World(root, notes, model, env, command)
     async with AsyncExitStack() as stack:
         if host:
-            started = serve_stdio(root, env=env, initialize=False, command=(*command, "serve"))
+            started = serve_stdio(root, env=env, initialize=False, command=(*world.start, "serve"))
             world.host = Host(await stack.enter_async_context(started))
             await world.host.greet()
         if pages:
@@ -374,9 +376,11 @@ async def show_pages(world: World, stack: AsyncExitStack, limits: dict[str, str]
     """Serve the pages of a data root, and MCP over HTTP, and sign the person in."""
     env = {**world.env, **limits}
     world.text = token(world.root, os_user(), "spawn", "read", "approve", name=f"of-{world.root.parent.name}")
-    world.pages = await stack.enter_async_context(serve_pages(world.root, env=env, start=world.command))
-    program = (*world.command[1:], *TEAM)
-    world.team = await stack.enter_async_context(serve_http(world.root, env=env, program=program))
+    world.pages = await stack.enter_async_context(
+        serve_pages(world.root, env=env, start=world.start, within_s=_WITHIN_S)
+    )
+    program = (*world.start[1:], *TEAM)
+    world.team = await stack.enter_async_context(serve_http(world.root, env=env, program=program, within_s=_WITHIN_S))
     http = stack.enter_context(httpx2.Client(base_url=world.pages.base, timeout=30, trust_env=False))
     world.visitor = Visitor(world.pages.base, http)
     code = BrowserSessions(DataRoot(world.root).browser_sessions).issue_code(os_user(), terminal=True)

@@ -147,11 +147,12 @@ async def serve_http(
     cwd: Path | None = None,
     command: Sequence[str] = COMMAND,
     program: Sequence[str] = (),
+    within_s: float = 30,
 ) -> AsyncGenerator[HttpServer]:
     """A server of one's own, which listens when the block begins; killed if the test has not ended it.
 
-    `program` is started by Python in place of the command. No traceback may be on its stderr, and no token, whatever
-    the test does.
+    `program` is started by Python in place of the command; `within_s` is how long it may take to listen. No traceback
+    may be on its stderr, and no token, whatever the test does.
     """
     ava = environment(root, PYTHONUNBUFFERED="1", **(env or {}))
     with Stderr().checked() as stderr:
@@ -164,7 +165,7 @@ async def serve_http(
         try:
             assert child.stdout is not None
             out = BufferedByteReceiveStream(child.stdout)
-            with anyio.fail_after(30):
+            with anyio.fail_after(within_s):
                 said = ""
                 while not (match := READY.search(said)):
                     try:
@@ -179,12 +180,17 @@ async def serve_http(
 
 @asynccontextmanager
 async def serve_pages(
-    root: Path, *, port: int | None = None, env: Mapping[str, str] | None = None, start: Sequence[str] = (AVA[0],)
+    root: Path,
+    *,
+    port: int | None = None,
+    env: Mapping[str, str] | None = None,
+    start: Sequence[str] = (AVA[0],),
+    within_s: float = 30,
 ) -> AsyncGenerator[HttpServer]:
     """The background process of a data root, which serves the pages as after `ava ui`.
 
     It is killed if the test has not ended it. By default it has a free port: other tests try the usual one. `start` is
-    how its command begins. No traceback may be on its stderr.
+    how its command begins, and `within_s` how long it may take to listen. No traceback may be on its stderr.
     """
     pages = pages_server(DataRoot(root))
     pages.want(port or free_port())
@@ -193,7 +199,7 @@ async def serve_pages(
         own = environment(root, **(env or {}))
         child = await anyio.open_process(command, env=own, cwd=root.parent, stdout=stderr.file, stderr=stderr.file)
         try:
-            found = await until(lambda: pages.port() or child.returncode, within_s=30)
+            found = await until(lambda: pages.port() or child.returncode, within_s=within_s)
             assert child.returncode is None, f"it did not come up: {stderr.text}"
             yield HttpServer(child, stderr, f"http://localhost:{found}")
         finally:
