@@ -76,12 +76,21 @@ def test_a_row_gets_the_heads_of_its_columns(rows: str, row: str) -> None:
         f"<table>{HEADS}<td>EUR<td>9<td>3%</table>",
         "<table>" + "<thead>" + HEADS * 5 + "</thead>" + EUR + "</table>",
         "<table><thead>" + HEADS + EUR + "</thead></table>",
+        f"<table>{HEADS}<tr>stray<td>EUR<td>9<td>3%</table>",
+        f"<table>{HEADS}<tr><p>stray</p><td>EUR<td>9<td>3%</table>",
+        f"<table>{HEADS}<tr><img alt=stray><td>EUR<td>9<td>3%</table>",
+        f"<table>{HEADS}{EUR}stray{AOA}</table>",
+        f"<table>{HEADS}<tr><td>EUR<td>9<td>3%</td>stray</tr></table>",
+        f"<table>{HEADS}{EUR}<caption>stray</caption>{AOA}</table>",
+        f"<table>stray{HEADS}{EUR}</table>",
+        f"<table><caption>Sales</caption>stray{HEADS}{EUR}</table>",
     ],
 )
 def test_a_table_without_certain_heads_stays_as_it_is(table: str) -> None:
     assert shown(table) == read_page_text(table, keep_lines=True).text
     text = shown_as_markdown(table)
     assert "Zone: " not in text and "Sales: " not in text and "Name: " not in text
+    assert ("stray" in text) == ("stray" in table)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +170,22 @@ PIECES = [
     *("<table>", "</table>", "<tr>", "</tr>", "<td>", "</td>", "<th>", "<thead>", "</thead>", "<tbody>", "<pre>"),
     *("<td colspan=3>", "<td rowspan=2>", "<th rowspan=2 colspan=2>", "<td colspan=99999>", "<td rowspan=99999>"),
     *("<td hidden>", "<tr hidden>", "<template>", "</template>", "<caption>", "<iframe srcdoc='&lt;table>&lt;td>a'>"),
-    *("Zone", "12", "a | b", "\\|", "\n", " ", "<p>", "<br>", "|---|", "|:--|:--|", *MARKS, "&#xfdd1;", "&#xFDD3;"),
+    *(
+        "Zone",
+        "12",
+        "stray",
+        "a | b",
+        "\\|",
+        "\n",
+        " ",
+        "<p>",
+        "<br>",
+        "|---|",
+        "|:--|:--|",
+        *MARKS,
+        "&#xfdd1;",
+        "&#xFDD3;",
+    ),
     *(HEADS, EUR, AOA),
 ]
 NO_WORDS = re.compile(r"[\s|\\]+")
@@ -183,6 +207,7 @@ def test_no_page_loses_a_word_or_a_line_or_keeps_a_mark(page: str) -> None:
     "page",
     [
         "<table>" + "<tr><td rowspan=60000>abcdef" * 1_000,
+        "<table><tr>" + "<td rowspan=60000></td>" * 50 + "<tr>" * 1_000,
         "<table>" + "<tr><td colspan=200>a" * 1_000,
         "<table>" + "<tr><th colspan=99999>a" * 1_000,
         "<table><tr><td>" * 1_000,
@@ -190,7 +215,7 @@ def test_no_page_loses_a_word_or_a_line_or_keeps_a_mark(page: str) -> None:
         f"<table>{HEADS}{EUR}</table>" * 1_000,
         f"<table><tr>{'<th>' + 'h' * 10_000}<th>b{EUR * 1_000}</table>",
     ],
-    ids=["down", "wide", "wider", "nested", "long", "many", "heads"],
+    ids=["down", "empty", "wide", "wider", "nested", "long", "many", "heads"],
 )
 def test_a_hostile_page_gets_no_much_longer_text(page: str) -> None:
     assert len(read_page_text(page, keep_lines=True, mark_tables=True).text) <= 3 * len(page)

@@ -77,13 +77,16 @@ class PageTable:
     Attributes:
         column: The one in which the next cell stands, from 0.
         spans: By their columns, the cells that reach into later rows.
-        is_uncertain: It is for layout, or it is not known in which columns its cells stand.
+        is_uncertain: It is for layout, or it is not known in which columns its cells stand, or all of its text.
+        takes_text: A cell is open, or a caption above the rows. Text elsewhere is in no row; a browser shows it above
+            the table.
     """
 
     def __init__(self, parts: list[str], *, is_marked: bool) -> None:
         self.column = 0
         self.spans: dict[int, Span] = {}
         self.is_uncertain = not is_marked
+        self.takes_text = False
         self._is_marked = is_marked
         self._parts = parts
         self._begin = len(parts)
@@ -91,6 +94,12 @@ class PageTable:
         self._rows: list[_Row] = []
         self._is_in_row = False
         self._mark(TABLE)
+
+    def start_caption(self) -> None:
+        self.takes_text = not self._rows
+
+    def end_caption(self) -> None:
+        self.takes_text = False
 
     def start_row(self, *, in_head: bool) -> None:
         self.column = 0
@@ -112,6 +121,7 @@ class PageTable:
         if is_next and not self._is_marked:
             self._parts.append(" | ")
         self._mark(NEXT_CELL if is_next else CELL)
+        self.takes_text = True
         if not self._is_in_row:
             self.is_uncertain = True
         elif self._rows:
@@ -120,6 +130,7 @@ class PageTable:
 
     def end_cell(self, columns: int) -> None:
         """Go on behind a cell of so many columns."""
+        self.takes_text = False
         self.column += columns
         if self.column > _COLUMNS:
             self.is_uncertain = True

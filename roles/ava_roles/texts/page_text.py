@@ -57,6 +57,8 @@ _COUNT = re.compile(r"[0-9]{1,5}")
 _SPAN_CHARS = 100
 """The longest text of a cell that is repeated in the later rows into which it reaches."""
 _MOST_SPANS = 50
+_CELL_MARKUP = len("<td>")
+"""What a repeated cell adds besides its text. All of them may add as many characters as the page has."""
 _WITH_LINES = ("pre", "textarea", "xmp")
 _LAYOUT_ROLES = ("presentation", "none")
 _MAX_DEPTH = 3
@@ -363,6 +365,8 @@ class _Reader:
                 self._end_cell()
             elif name == "tr":
                 self._end_row()
+            elif name == "caption" and self._tables:
+                self._tables[-1].end_caption()
             if name == "table" and self._tables:
                 self._tables.pop().close(keep_lines=self._keep_lines)
             elif name in LISTS and self._lists:
@@ -378,6 +382,8 @@ class _Reader:
             self._start_cell(name, values)
         elif name == "tr":
             self._start_row()
+        elif name == "caption" and self._tables:
+            self._tables[-1].start_caption()
         elif name == "li":
             self._start_item(values)
         elif name == "img":
@@ -526,7 +532,7 @@ class _Reader:
         table = self._tables[-1]
         while table.column in table.spans:
             span = table.spans[table.column]
-            self._repeated += len(span.text) + span.columns - 1
+            self._repeated += len(span.text) + span.columns * _CELL_MARKUP
             if self._repeated > len(self._html):
                 table.is_uncertain = True
                 return
@@ -534,6 +540,10 @@ class _Reader:
             self._parts.append(span.text)
             self._after_cell = True
             table.end_cell(span.columns)
+
+    def _notice_text_between_cells(self) -> None:
+        if self._tables and not self._tables[-1].takes_text:
+            self._tables[-1].is_uncertain = True
 
     # -- text --
 
@@ -556,6 +566,7 @@ class _Reader:
                 self._after_cell = False
         else:
             self._after_cell = False
+            self._notice_text_between_cells()
             if self._label:
                 self._parts.append(self._label)
                 self._label = ""
@@ -574,6 +585,7 @@ class _Reader:
         line = " ".join(words.split())
         if line:
             self._shown_chars += len(line)
+            self._notice_text_between_cells()
             self._parts.append(f"{self._label} {line} ")
             self._label = ""
 
