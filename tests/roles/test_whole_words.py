@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from support.foreign.word import notes_part
 
 from ava_roles.sandbox.paths import Root
 from ava_roles.texts.formats import read_docx, read_odt, read_pptx, read_rtf
+from ava_roles.texts.passages import index_terms
 from ava_roles.tool import ToolContext
 from ava_roles.tools.files import SearchAndRead, SearchAndReadArgs
 
@@ -82,6 +84,27 @@ async def test_a_word_is_found_with_a_sign_in_it_that_nobody_sees(sign: str, tmp
         found = await SearchAndRead()(SearchAndReadArgs(query=question), ToolContext(files=root))
         assert found.count == 4, question
     root.close()
+
+
+SIGNS = [char for char in map(chr, range(0x110000)) if unicodedata.category(char)[0] in "PSZ" and char != "_"]
+
+
+def test_no_point_or_symbol_is_part_of_a_word() -> None:
+    words = index_terms("\n".join(f"ab{sign}cd" for sign in SIGNS if sign == unicodedata.normalize("NFKC", sign)))
+    assert sorted(words) == ["ab", "cd"]
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("בית־ספר פתוח", "ספר"), ("বিল ৫০৳টাকা", "টাকা"), ("ကျောင်း။ဖွင့်", "ဖွင့်"), ("தமிழ்௹பணம்", "பணம்")],
+    ids=["Hebrew", "Bengali", "Burmese", "Tamil"],
+)
+async def test_a_word_is_found_beside_a_sign_of_its_script(text: str, word: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(text, "utf-8")
+    root = Root.open(tmp_path)
+    found = await SearchAndRead()(SearchAndReadArgs(query=word), ToolContext(files=root))
+    root.close()
+    assert found.count == 1
 
 
 async def test_a_word_with_a_comment_in_it_is_found(tmp_path: Path) -> None:

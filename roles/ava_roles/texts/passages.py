@@ -24,10 +24,13 @@ from ava_roles.texts.question_words import asked_in
 
 _MAX_WORDS = 30
 UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u3005"
-_MARKS = (
-    "\u0300-\u036f\u0591-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed\u0900-\u0963\u0971-\u0dff\u1000-\u109f"
+_MARKS = "".join(
+    char for char in map(chr, (*range(0x300, 0xE00), *range(0xF00, 0x10A0))) if unicodedata.category(char)[0] == "M"
 )
-"""Vowels and other signs within words that `\\w` does not have (Hebrew, Arabic, the scripts of India and Burma)."""
+"""Vowels and other signs within words that `\\w` does not have (Hebrew, Arabic, the scripts of India and Burma).
+
+Points and signs of money are not among them: the maqaf of Hebrew stands between two words.
+"""
 _ASCII_WORD = re.compile(r"[^\W_]+")
 _WORD = re.compile(rf"[^\W_{UNSPACED}]+(?:[{_MARKS}]+[^\W_{UNSPACED}]*)*|[{UNSPACED}]+")
 """A word, or a run of signs without blanks between words, beside which one may stand: `2020年のGDP`."""
