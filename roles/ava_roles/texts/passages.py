@@ -508,7 +508,12 @@ def _fold(text: str) -> str:
 
 
 def _longest_part(word: str, text: str) -> float:
-    """Return the length of the longest part of a word that a text has, as a share of the word's; short ones are 0."""
+    """Return the length of the longest part of a word that a text has, as a share of the word's; short ones are 0.
+
+    A word that is too long to be stemmed has no parts, as their number grows with the square of its length.
+    """
+    if len(word) > _MAX_STEMMED_CHARS:
+        return 0.0
     for length in range(len(word), _PART_LEAST - 1, -1):
         if any(word[start : start + length] in text for start in range(len(word) - length + 1)):
             return length / len(word)

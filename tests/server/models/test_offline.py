@@ -338,6 +338,12 @@ async def test_parts_of_words_count_for_an_answer(tmp_path: Path) -> None:
     assert (await asked(tmp_path, question, page__txt=page, **others))["findings"] == []
 
 
+def test_only_words_that_are_short_enough_for_their_stems_have_parts() -> None:
+    for length in (40, 41, 100_000):
+        word = ("abcdefghij" * 10_000)[:length]
+        assert Query(word).likeness(word[:-1], [1.0]) == (39 / 40 if length == 40 else 0.0)
+
+
 async def test_words_found_nowhere_are_named_beside_what_was_found(tmp_path: Path) -> None:
     task = "When does the ferry to the northern island leave the harbour with the xylophone?"
     text = "The ferry to the northern island leaves the harbour at noon."
