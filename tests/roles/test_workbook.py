@@ -292,6 +292,7 @@ def test_the_runs_of_a_text_box_are_one_word_and_its_paragraphs_are_not() -> Non
 LENIENT_CELLS = {
     "a style that is no number": ('<c r="A2" s=" "><v>5</v></c>', "5"),
     "a style that the file lacks": ('<c r="A2" s="99"><v>5</v></c>', "5"),
+    "a style with too many digits": (f'<c r="A2"><v>4</v></c><c r="B2" s="{"9" * 5_000}"><v>5</v></c>', "4 | 5"),
     "empty attributes": ('<c r="" s="" t=""><v>5</v></c>', "5"),
     "a name in small letters": ('<c r="$a$2"><v>5</v></c>', "5"),
     "a number that is none": ('<c r="A2"><v>five</v></c>', "five"),
@@ -306,6 +307,19 @@ def test_a_cell_that_excel_shows_is_shown(case: str) -> None:
     cell, shown = LENIENT_CELLS[case]
     found = read_xlsx(pack_parts(book_parts("rent", rows=f'<row r="2" ht="" hidden="">{cell}</row>')))
     assert found.text().endswith(f"| 1 | rent |\n| 2 | {shown} |") and found.missing == ()
+
+
+@pytest.mark.parametrize("last", ["", "x", "2.0", "-1", "9" * 5_000])
+def test_a_column_without_a_last_one_hides_itself_only(last: str) -> None:
+    columns = f'<cols><col min="2" max="{last}" hidden="1"/></cols>'
+    rows = '<sheetData><row r="1"><c r="A1"><v>5</v></c></row></sheetData>'
+    assert read_xlsx(only(columns + rows)()).text().endswith("| 1 | 5 |\n[hidden columns: B]")
+
+
+@pytest.mark.parametrize("number", ["x", "9" * 5_000, "99999999"])
+def test_a_row_with_a_bad_number_follows_the_one_above(number: str) -> None:
+    rows = f'<row r="{number}"><c><v>5</v></c></row><row r="3"><c r="A3"><v>6</v></c></row>'
+    assert read_xlsx(pack_parts(book_parts("rent", rows=rows))).text().endswith("| 1 | rent |\n| 2 | 5 |\n| 3 | 6 |")
 
 
 LENIENT_STYLES = {

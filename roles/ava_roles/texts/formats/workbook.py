@@ -386,6 +386,7 @@ def _parser_class() -> Any:
                     element.clear()
                     yield row
                 elif element.tag == reader.COL_TAG:
+                    _drop_unless_number(element, "max")
                     with suppress(KeyError, ValueError):
                         self.parse_column_dimensions(element)  # pyright: ignore[reportUnknownMemberType]
                     element.clear()
@@ -401,14 +402,12 @@ def _parser_class() -> Any:
 
         def parse_row(self, row: Any) -> tuple[int, list[dict[str, Any]]]:
             _drop_empty_attributes(row)
-            if not row.get("r", "1").isdecimal():
-                del row.attrib["r"]
+            _drop_unless_number(row, "r")
             return cast("tuple[int, list[dict[str, Any]]]", super().parse_row(row))  # pyright: ignore[reportUnknownMemberType]
 
         def parse_cell(self, element: Any) -> dict[str, Any]:
             _drop_empty_attributes(element)
-            if not element.get("s", "0").isdecimal():
-                del element.attrib["s"]
+            _drop_unless_number(element, "s")
             place = element.get("r", "")
             if place and not _CELL.fullmatch(place):
                 place = place.replace("$", "").upper()
@@ -463,6 +462,13 @@ def _drop_empty_attributes(element: Any) -> None:
             del element.attrib[name]
 
 
+def _drop_unless_number(element: Any, name: str) -> None:
+    """Take an attribute for none that is no number of a row, column or style."""
+    if not _NUMBER.fullmatch(element.get(name, "1")):
+        del element.attrib[name]
+
+
+_NUMBER = re.compile(r"[0-9]{1,7}")
 _CELL = re.compile(r"[A-Z]{1,3}[1-9]\d{0,6}")
 _RANGE = re.compile(r"([A-Z]{1,3})(\d{1,7})(?::([A-Z]{1,3})(\d{1,7}))?")
 
