@@ -676,6 +676,7 @@ async def test_a_row_ranks_as_high_as_prose_with_the_same_words(tmp_path: Path) 
     result = await asked(tmp_path, question, report__csv="\n".join(rows), notes__md=notes * 3, **others)
     assert result["findings"][0]["source_url"] == "report.csv:2"
     assert "Net income" in result["findings"][0]["quote"], "rows have as much room as sentences"
+    assert result["summary"].endswith("report.csv:2: Item: Effective tax rate · 2019: (223)% · 2018: (66)%")
 
 
 SALES = {"Zone": ("Sales", "Share"), "Zone AOA": (1200, 0.04), "Zone EUR": (9467, 0.03), "Zone LAM": (800, 0.02)}
