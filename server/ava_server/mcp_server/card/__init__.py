@@ -66,8 +66,9 @@ def page() -> str:
 
 
 def _read_part(path: Path) -> str:
-    """Return a file without indentation."""
-    return "\n".join(line.strip() for line in path.read_text("utf-8").splitlines())
+    """Return a file without indentation, and without lines that are comments of a script."""
+    lines = map(str.strip, path.read_text("utf-8").splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
 def _hash(part: str) -> str:

@@ -1,5 +1,6 @@
 "use strict";
-// Shows runs and plans from the result that the host passes on, then reads ava://runs/… to stay up to date. It calls no tool.
+// Shows runs and plans from the result that the host passes on, then reads ava://runs/… to stay up to date.
+// It calls no tool.
 // Text of others gets onto the page only through `element`, as text, without characters that a person does not see.
 (() => {
   const ENDED = new Set(["success", "no_answer", "timeout", "cost_exceeded", "token_exceeded", "iteration_limit",
@@ -168,15 +169,10 @@
   function figures(run) {
     if (typeof run.cost_cents !== "number") return "";
     const limits = run.limits;
-    if (!limits) return line(run.status_line);
+    if (!limits || run.plan) return line(run.status_line);
     const cost = limits.max_cost_cents ? `${money(run.cost_cents)}${of(limits.max_cost_cents, money)}` : "free";
-    const progress = run.plan ? stepsDone(run.plan) : `turn ${Number(run.iteration)}${of(limits.max_iterations, String)}`;
-    return `${cost} · ${time(run.elapsed_seconds)}${of(limits.timeout, time)} · ${progress}`;
-  }
-
-  function stepsDone(plan) {
-    const counts = Object.values(plan.steps || {}).map(Number);
-    return `${Number((plan.steps || {}).done) || 0} of ${counts.reduce((sum, count) => sum + count, 0)} steps done`;
+    return `${cost} · ${time(run.elapsed_seconds)}${of(limits.timeout, time)} · turn ${Number(run.iteration)}` +
+      of(limits.max_iterations, String);
   }
 
   const of = (most, shown) => (most ? ` of ${shown(most)}` : "");
@@ -215,18 +211,17 @@
   }
 
   function planned(run) {
-    const lines = run.plan && Array.isArray(run.plan.lines) ? run.plan.lines : [];
-    if (!lines.length) return null;
-    const items = lines.slice(0, MOST_ITEMS).map((words) => element("li", "", line(words)));
-    return element("div", "", "", element("h2", "", "Steps"), element("ul", "steps", "", ...items));
+    const lines = run.plan && Array.isArray(run.plan.lines) ? run.plan.lines.slice(0, MOST_ITEMS) : [];
+    return listed("Steps", lines.map((words) => element("li", "", line(words))));
   }
 
   function steps(run) {
-    const made = list(run.untrusted_steps);
-    if (!made.length) return null;
-    const items = made.slice(-5).map((step) => element("li", step.failed ? "failed" : "",
-      `${clock(step.at)} ${line(step.what)}: ${line(step.outcome) || "in progress"}`));
-    return element("div", "", "", element("h2", "", "Last steps"), element("ul", "steps", "", ...items));
+    return listed("Last steps", list(run.untrusted_steps).slice(-5).map((step) => element("li", step.failed ? "failed" : "",
+      `${clock(step.at)} ${line(step.what)}: ${line(step.outcome) || "in progress"}`)));
+  }
+
+  function listed(title, items) {
+    return items.length && element("div", "", "", element("h2", "", title), element("ul", "steps", "", ...items));
   }
 
   function clock(at) {
