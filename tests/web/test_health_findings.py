@@ -37,15 +37,15 @@ def test_an_ending_is_left_out_only_where_an_error_of_the_same_run_is_before_it(
 
 def test_errors_that_are_alike_are_one_with_their_number() -> None:
     def row(seq: int, text: str, run: str = "S-0000a1") -> EventRow:
-        columns = {"seq": seq, "type": "ErrorOccurred"}
+        columns = {"seq": seq, "type": "ErrorOccurred", "run_id": run}
         entry = entry_of([columns.get(name) for name in Entry._fields])
         return EventRow(entry, "error", "Error", text, run)
 
     same = "the provider is down, and nobody knows when it will come back: "
     rows = [row(4, f"{same}4"), row(3, "other"), row(2, f"{same}2"), row(1, f"{same}1", "S-0000b1")]
     rows[1].inside.append(row(5, f"{same}5"))
-    found = [(each.row.entry.seq, each.times) for each in repeated(rows)]
-    assert found == [(4, 3), (3, 1), (1, 1)]
+    found = [(each.row.entry.seq, each.times, [name for _run_id, name in each.runs]) for each in repeated(rows)]
+    assert found == [(4, 4, ["S-0000a1", "S-0000b1"]), (3, 1, ["S-0000a1"])]
 
 
 def test_the_page_makes_each_check_of_data_and_of_models_that_the_doctor_makes() -> None:
