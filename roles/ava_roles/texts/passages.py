@@ -48,6 +48,8 @@ _ENDING = re.compile(_PARTICLE.pattern + r"|(?<=[\u4e00-\u9fff]{2})[\u3040-\u309
 _CAPITAL = "[A-ZÀ-ÖØ-ÞΑ-ΩА-Я]"
 _NAME = re.compile(rf"(?<=[\w,;:)] ){_CAPITAL}\w+(?: {_CAPITAL}\w+)+")
 """Capitalised words in a row, not at the beginning of a sentence."""
+_LISTED = re.compile(r"\w[,;、，]\s*\w+(?: \w+){0,2}(?:[,;、，]| (?:and|or|und|oder|et|ou|y|o|e|ve|и) )\s*\w")
+"""At most three words between a comma and another, or an `and`: a list of things, as the demo asks about."""
 _LANGUAGES_MOST = 3
 _NEAR_WORDS = 3
 _BEGINNING = 3
@@ -122,7 +124,7 @@ class Query:
 
     Question words count only in a question that has no other telling words. `kind`: what kind of answer they ask for,
     one of those of `question_words`, or empty. `text`: the question, in lower case. `names`: its names of several
-    words, in lower case. `is_list`: all of its words count, as in "zebra, marzipan".
+    words, in lower case. `is_list`: all of its words count, as in "zebra, marzipan", or it lists three or more things.
     """
 
     def __init__(self, text: str) -> None:
@@ -141,7 +143,7 @@ class Query:
         if not telling_words:  # as in 橋の長さは
             telling_words = [word for word in subject if _IDEOGRAPH.fullmatch(word) and word not in filler_words()]
         self.telling = bool(telling_words)
-        self.is_list = telling_words == written
+        self.is_list = telling_words == written or _LISTED.search(text) is not None
         candidates = telling_words or written
         if not all(map(_IDEOGRAPH.fullmatch, candidates)):
             candidates = [word for word in candidates if len(word) > 1] or candidates

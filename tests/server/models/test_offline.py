@@ -447,6 +447,8 @@ async def test_words_that_only_files_together_have_answer_a_list_and_no_question
     others = {f"f{number}__txt": "Common words fill this page about the weather." for number in range(30)}
     each = {"a__txt": "A zebra came.", "b__txt": "Some marzipan fell.", "c__txt": "The glacier melts."}
     assert (await asked(tmp_path, "Is the zebra of marzipan on the glacier?", **each, **others))["findings"] == []
+    listed = "What do these files say about zebra, marzipan and glacier?"
+    assert len((await asked(tmp_path, listed, **each, **others))["findings"]) == 3
 
 
 async def test_a_word_that_only_the_name_of_the_file_has_is_not_found_nowhere(tmp_path: Path) -> None:
