@@ -50,6 +50,8 @@ _NAME = re.compile(rf"(?<=[\w,;:)] ){_CAPITAL}\w+(?: {_CAPITAL}\w+)+")
 """Capitalised words in a row, not at the beginning of a sentence."""
 _LISTED = re.compile(r"\w[,;、，]\s*\w+(?: \w+){0,2}(?:[,;、，]| (?:and|or|und|oder|et|ou|y|o|e|ve|и) )\s*\w")
 """At most three words between a comma and another, or an `and`: a list of things, as the demo asks about."""
+_ARABIC = re.compile("[\u0621-\u064a]")
+_ARABIC_LEAST = 3
 _LANGUAGES_MOST = 3
 _NEAR_WORDS = 3
 _BEGINNING = 3
@@ -153,8 +155,9 @@ class Query:
         for word in candidates:
             if len(words) == _MAX_WORDS:
                 break
-            if _UNSPACED_RUN.search(word) or _PARTICLE.search(word):
-                self._parts[len(words)] = _ENDING.sub("", word)
+            part = _part_of(word)
+            if part:
+                self._parts[len(words)] = part
                 words.append(word)
             elif self._stems.learn(word, len(words)):
                 words.append(word)
@@ -359,6 +362,20 @@ class _Stems(dict[str, int]):
     @property
     def tired(self) -> bool:
         return not self._left
+
+
+def _part_of(word: str) -> str:
+    """Return the part of a word that may stand anywhere in a term of a text; empty for words that have a stem.
+
+    Words without blanks between them, Korean ones, which have particles behind them, and Arabic ones, which have
+    articles and pronouns before and behind them.
+    """
+    if _UNSPACED_RUN.search(word) or _PARTICLE.search(word):
+        return _ENDING.sub("", word)
+    if _ARABIC.search(word):
+        stem = _without_marks(_stemmer("arabic")(word))
+        return stem if len(stem) >= _ARABIC_LEAST else ""
+    return ""
 
 
 def _split(text: str) -> Iterable[str]:

@@ -292,6 +292,11 @@ FORMS = [
         "पस्तक लय का कतबा हमारे गाँव के मेले में मिला।",
     ),
     (
+        "ما أسعار مكتبة مدرسة؟",
+        "تجد الأسعار في الدليل، وللمكتبة والمدرسة باب واحد.",
+        "يباع الخبز في السوق كل يوم.",
+    ),
+    (
         "İlçedeki kütüphaneler ne zaman açılıyor?",
         "İlçe ve köy için kütüphane sabah sekizde açılıyor.",
         "Müze pazartesi günleri kapalı.",
@@ -305,7 +310,9 @@ FORMS = [
 
 
 @pytest.mark.parametrize(
-    ("question", "answer", "other"), FORMS, ids=["de", "fr", "ru", "zh", "ja", "en", "irregular", "hi", "tr", "th"]
+    ("question", "answer", "other"),
+    FORMS,
+    ids=["de", "fr", "ru", "zh", "ja", "en", "irregular", "hi", "ar", "tr", "th"],
 )
 async def test_finds_words_in_other_forms_and_scripts(tmp_path: Path, question: str, answer: str, other: str) -> None:
     result = await asked(tmp_path, question, right__txt=answer, other__txt=other)
