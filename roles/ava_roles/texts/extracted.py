@@ -29,9 +29,9 @@ _DOCUMENT_MAGIC = (b"PK", OLE_MAGIC, _RTF_MAGIC)
 _OLD_MAGICS = (OLE_MAGIC, b"PK\x03\x04", *BIFF_MAGICS)
 """How a file with the suffix of an old Office begins, or of a new one that got that suffix; others are text."""
 
-Tables = Literal["", "bars", "commas", "marks"]
-"""How a text writes the rows of its tables: in no way that is known, `| a | b |`, as a CSV file, or between marks
-(`page_tables`), which no reader is shown."""
+Tables = Literal["", "bars", "commas", "marks", "words"]
+"""How a text writes the rows of its tables: in no way that is known, `| a | b |`, as a CSV file, between marks
+(`page_tables`), which no reader is shown, or as lines of words, with the cells beside the text (`WordTable`)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Format:
     tables: Tables = "bars"
 
 
-PDF = Format("PDF", (".pdf",), by_page=True, tables="")
+PDF = Format("PDF", (".pdf",), by_page=True, tables="words")
 WORD = Format("Word document", (".docx", ".docm", ".dotx", ".dotm"), old=(".doc", ".dot"), extra=False)
 RTF = Format("RTF file", (".rtf",), extra=False)
 FORMATS = (
@@ -134,6 +134,26 @@ class Part(NamedTuple):
     text: str
 
 
+class WordRow(NamedTuple):
+    """A row of a table that a text has as words: its first and last line, from 0, and its cells by column."""
+
+    first: int
+    last: int
+    cells: list[str]
+
+
+class WordTable(NamedTuple):
+    """The rows of one table, the heads first, in a part of a text (from 0)."""
+
+    part: int
+    rows: list[WordRow]
+
+    @classmethod
+    def of(cls, part: Any, rows: Iterable[Any]) -> WordTable:
+        """Return the table that a parser's process has sent."""
+        return cls(int(part), [WordRow(int(first), int(last), list(map(str, cells))) for first, last, cells in rows])
+
+
 @dataclass(frozen=True)
 class Extracted:
     """The text of a document, or of some of its pages.
@@ -141,7 +161,8 @@ class Extracted:
     `total`: how many parts the document has. `missing`: sentences on what is in it and not in the text. `unread`: the
     time was up before the last page that was wanted. `before`: the page before the first one, in which a secret may
     begin. `encrypted`: its file hides it, so the text is not kept. `note`: how it was read, e.g. `read as Big5`.
-    `tables`: how it writes the rows of tables, where a search is to show them with their heads.
+    `tables`: how it writes the rows of tables, where a search is to show them with their heads; `word_tables`: those
+    that it writes as lines of words.
     """
 
     parts: tuple[Part, ...]
@@ -153,6 +174,7 @@ class Extracted:
     encrypted: bool = False
     note: str = ""
     tables: Tables = ""
+    word_tables: tuple[WordTable, ...] = ()
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Extracted:
@@ -167,6 +189,7 @@ class Extracted:
             encrypted=bool(fields["encrypted"]),
             note=str(fields["note"]),
             tables=cast("Tables", fields["tables"]),
+            word_tables=tuple(WordTable.of(*table) for table in fields["word_tables"]),
         )
 
     @property
@@ -182,7 +205,7 @@ class Extracted:
         return "the end"
 
     def of_pages(self, wanted: Wanted) -> Extracted:
-        """Return some pages of a whole document, as its parser would return them."""
+        """Return some pages of a whole document, as its parser would return them, but without `word_tables`."""
         first = wanted.first - 1
         last = len(self.parts) if wanted.count is None else first + wanted.count
         pages: list[Part] = []
@@ -193,7 +216,7 @@ class Extracted:
         before = ""
         if 0 < first <= len(self.parts):
             before = self.parts[first - 1].text
-        return replace(self, parts=tuple(pages), before=before, unread=False)
+        return replace(self, parts=tuple(pages), before=before, unread=False, word_tables=())
 
     def text(self) -> str:
         """Return all parts as one text, each below its place."""

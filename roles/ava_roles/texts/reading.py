@@ -10,7 +10,7 @@ import hashlib
 import json
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import PurePosixPath
@@ -30,6 +30,7 @@ from ava_roles.texts.extracted import (
     Format,
     Part,
     Wanted,
+    WordTable,
     format_of,
     is_name_beside_document,
     row_places,
@@ -50,7 +51,7 @@ from ava_roles.texts.passages import (
 from ava_roles.texts.phrases import count_phrase
 from ava_roles.texts.places import SHARE, places_of
 from ava_roles.texts.store import PASSAGES_MOST, KeptText, TextStore, is_same
-from ava_roles.texts.table_rows import HeadRoom, with_heads
+from ava_roles.texts.table_rows import HeadRoom, with_heads, with_heads_for_words
 from ava_roles.texts.text_files import WalkFilter, is_binary, unpacked
 from ava_roles.threads import run_sync
 
@@ -125,8 +126,14 @@ def passages_of(text: Extracted, hide: Callable[[str], str] = str, room: HeadRoo
         return list(split_passages(with_heads(whole, text.tables, "", room)))
     passages: list[FilePassage] = []
     first = 1
-    for part in text.hidden(hide):
-        shown = with_heads(part.text, text.tables, part.place, room)
+    word_tables: defaultdict[int, list[WordTable]] = defaultdict(list)
+    for table in text.word_tables:
+        word_tables[table.part].append(table)
+    for number, part in enumerate(text.hidden(hide)):
+        if text.tables == "words":
+            shown = with_heads_for_words(part.text, word_tables[number], room)
+        else:
+            shown = with_heads(part.text, text.tables, part.place, room)
         if part.place:
             passages += _passages_of_part(Part(part.place, shown))
         else:

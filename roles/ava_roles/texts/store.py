@@ -31,7 +31,7 @@ MADE_AGAIN = "%s is damaged (%s) and is made anew: files are read again"
 """What the log says of a damaged store."""
 
 
-VERSION = 8
+VERSION = 9
 """Raise it when parsers return something else, texts are cut otherwise, or the index changes: it rebuilds the store."""
 MOST_BYTES = 1_000_000_000
 FRESH_S = 2.0

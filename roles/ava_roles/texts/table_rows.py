@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ava_roles.texts.extracted import Tables
+from ava_roles.texts.extracted import Tables, WordRow, WordTable
 from ava_roles.texts.page_tables import (
     CELL,
     HEAD_ROW,
@@ -269,6 +270,34 @@ def _on_lines_of(old: str, row: str) -> str:
     return "\n" * above + row + "\n" * below
 
 
+# -- the rows of a PDF ------------------------------------------------------------------------------------------------
+
+
+def with_heads_for_words(text: str, tables: Iterable[WordTable], room: HeadRoom) -> str:
+    """Return a page's text with the heads of its tables in their rows. It has as many lines as before.
+
+    A table whose words are not all in its lines stays as it is: a secret in it was hidden, which its cells still have.
+    """
+    lines = text.split("\n")
+    for table in tables:
+        heads, *others = table.rows
+        if not _words_in(lines, heads) >= Counter(_words(heads.cells)):
+            continue
+        if any(_words_in(lines, row) != Counter(_words(row.cells)) for row in others):
+            continue
+        rows = [_Row(row.last, number, row.cells) for number, row in enumerate(table.rows)]
+        _give_heads(lines, rows, "", False, room)
+    return "\n".join(lines)
+
+
+def _words_in(lines: Sequence[str], row: WordRow) -> Counter[str]:
+    return Counter(_words(lines[row.first : row.last + 1]))
+
+
+def _words(texts: Sequence[str]) -> list[str]:
+    return " ".join(texts).split()
+
+
 # -- the heads of a table ---------------------------------------------------------------------------------------------
 
 
@@ -340,7 +369,7 @@ def _find_heads(block: Sequence[_Row], is_sheet: bool, room: HeadRoom) -> tuple[
             titles.append(row.cells[filled[0]])
             continue
         is_wider = len(filled) > max(widest, 2) or not widest
-        if is_wider and candidates < _CANDIDATES and all(_is_head(row.cells[column]) for column in filled):
+        if is_wider and candidates < _CANDIDATES and all(is_head(row.cells[column]) for column in filled):
             candidates += 1
             for end in sorted({_last_head(block, start), start}, reverse=True):
                 if not room.look_at(block[end + 1 : end + 1 + _LOOKED_AT]):
@@ -356,7 +385,7 @@ def _find_heads(block: Sequence[_Row], is_sheet: bool, room: HeadRoom) -> tuple[
 
 def _goes_on(table: _Table, block: Sequence[_Row]) -> bool:
     """Tell whether a block below an empty row belongs to the table above, by where it has figures."""
-    has = {column for row in block[:_LOOKED_AT] for column in row.filled if _is_figure(row.cells[column])}
+    has = {column for row in block[:_LOOKED_AT] for column in row.filled if is_figure(row.cells[column])}
     if not table.figures:
         return not has
     return bool(has) and has <= set(table.heads) and not has.isdisjoint(table.figures)
@@ -372,7 +401,7 @@ def _last_head(block: Sequence[_Row], start: int) -> int:
     while end + 2 < len(block) and end - start + 1 < _HEAD_ROWS:
         upper, lower = block[end], block[end + 1]
         filled = lower.filled
-        if len(filled) < 2 or not all(_is_head(lower.cells[column]) for column in filled):
+        if len(filled) < 2 or not all(is_head(lower.cells[column]) for column in filled):
             break
         spanned = [column for column in upper.filled if column > first_column]
         has_gap = any(column not in upper.filled and min(spanned, default=column) < column for column in filled)
@@ -416,7 +445,7 @@ def _figure_columns(heads: dict[int, str], data: Sequence[_Row], is_sheet: bool)
     all_columns = {*heads, *(column for row in data[:_LOOKED_AT] for column in row.filled)}
     for column, head in heads.items():
         values = _values(data, column)
-        figures = [value for value in values if _is_figure(value)]
+        figures = [value for value in values if is_figure(value)]
         if not figures or len(figures) < _FIGURES * len(values):
             continue
         if _PERIOD.fullmatch(head) and all(map(_PERIOD.fullmatch, values)):
@@ -444,16 +473,16 @@ def _values(rows: Sequence[_Row], column: int) -> list[str]:
     return values
 
 
-def _is_figure(cell: str) -> bool:
+def is_figure(cell: str) -> bool:
     cell = _COMMENT.sub("", _EXACT.sub("", cell[:200]))
     return bool(_FIGURE.fullmatch(cell) or _PERIOD.fullmatch(cell) or _TIME.fullmatch(cell))
 
 
-def _is_head(cell: str) -> bool:
+def is_head(cell: str) -> bool:
     """Tell whether a cell may be a head: words, a year or a date."""
     if _PERIOD.fullmatch(cell[:200]):
         return True
-    return not _is_figure(cell) and not _NOTHING.fullmatch(cell)
+    return not is_figure(cell) and not _NOTHING.fullmatch(cell)
 
 
 # -- a row with its heads ---------------------------------------------------------------------------------------------

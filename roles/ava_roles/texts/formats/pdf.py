@@ -15,8 +15,9 @@ from importlib import import_module
 from typing import Any
 
 from ava_roles.errors import ToolFailed
-from ava_roles.texts.extracted import ALL, MOST_CHARS, Extracted, Part, Wanted, page_ranges, size_of
+from ava_roles.texts.extracted import ALL, MOST_CHARS, Extracted, Part, Wanted, WordRow, WordTable, page_ranges, size_of
 from ava_roles.texts.formats.addresses import without_scheme
+from ava_roles.texts.formats.pdf_tables import find_tables
 from ava_roles.texts.web_page import PAGE_CHARS, PARSING_S, parsing
 
 _MOST_ANNOTATIONS = 2_000
@@ -65,22 +66,37 @@ def read_pdf(data: bytes, wanted: Wanted = ALL) -> Extracted:
             before = pdf.page_text(first - 1)
             pdf.lacks.clear()  # what the page before lacks is not asked for
         pages: list[Part] = []
+        tables: list[WordTable] = []
         for number in range(first, last + 1):
             if time.monotonic() > until or size_of(pages) > wanted.max_chars:
                 break
             text = pdf.page_text(number)
             if size_of(pages) + len(text) + len(before) > MOST_CHARS:
                 break
+            tables += [WordTable(len(pages), rows) for rows in pdf.tables]
             pages.append(Part(pdf.place(number), text))
         unread = first + len(pages) - 1 < last
         missing = list(pdf.missing())
         if not pdf.encrypted and _is_damaged(data):
             missing.append(_DAMAGED)
-        return Extracted(tuple(pages), pdf.title, total, tuple(missing), unread, before, pdf.encrypted)
+        return Extracted(
+            tuple(pages),
+            pdf.title,
+            total,
+            tuple(missing),
+            unread,
+            before,
+            pdf.encrypted,
+            word_tables=tuple(tables),
+        )
 
 
 class _Pdf:
-    """A PDF that PDFium has opened. `lacks`: on which pages there is something that their texts do not have."""
+    """A PDF that PDFium has opened.
+
+    `lacks`: on which pages there is something that their texts do not have. `tables`: those of the page that was read
+    last, by the lines of its text.
+    """
 
     def __init__(self, data: bytes) -> None:
         pdfium: Any = import_module("pypdfium2")  # has no types
@@ -93,6 +109,7 @@ class _Pdf:
             raise ToolFailed("this PDF cannot be read: it is damaged, or no PDF; ask for another copy") from None
         self._failure: type[Exception] = pdfium.PdfiumError
         self.lacks: defaultdict[str, list[int]] = defaultdict(list)
+        self.tables: list[list[WordRow]] = []
         self.total = len(self._file)
         self.title = str(self._file.get_metadata_value("Title")).strip() or None
         self.encrypted = self._raw.FPDF_GetSecurityHandlerRevision(self._file) != -1
@@ -155,7 +172,8 @@ class _Pdf:
             yield _string(self._raw.FPDFAttachment_GetName, attachment) or "without a name"
 
     def page_text(self, number: int) -> str:
-        """Return the text of a page, then its form fields and comments; note what it lacks."""
+        """Return the text of a page, then its form fields and comments; note what it lacks, and its tables."""
+        self.tables = []
         try:
             page = self._file[number - 1]
             page.set_rotation(0)  # PDFium reads the lines of a turned page in the order in which they are seen
@@ -167,7 +185,9 @@ class _Pdf:
         text = ""
         if chars > 0:
             text = text_page.get_text_range(0, min(chars, PAGE_CHARS))
-        text = text.replace("\r\n", "\n").replace(_HYPHEN, "-\n").replace("\0", "").strip()
+        tables = find_tables(self._raw, text_page, text)
+        self.tables = _in_shown_lines(tables, text)
+        text = _shown(text).strip()
         if chars > PAGE_CHARS:
             self.lacks[_LONG].append(number)
             text += "\n(cut here: the page has more text)"
@@ -358,6 +378,25 @@ def _has_end(deflated: bytes) -> bool:
     except zlib.error:
         return False
     return inflater.eof or bool(inflater.unconsumed_tail)
+
+
+def _shown(text: str) -> str:
+    return text.replace("\r\n", "\n").replace(_HYPHEN, "-\n").replace("\0", "")
+
+
+def _in_shown_lines(tables: Sequence[Sequence[WordRow]], text: str) -> list[list[WordRow]]:
+    """Return tables with the lines that their rows have in the page's text as it is shown."""
+    if not tables:
+        return []
+    shown = _shown(text)
+    above = shown[: len(shown) - len(shown.lstrip())].count("\n")
+    numbers = [-above]
+    for line in text.split("\r\n"):
+        numbers.append(numbers[-1] + _shown(line).count("\n") + 1)
+    in_shown: list[list[WordRow]] = []
+    for rows in tables:
+        in_shown.append([row._replace(first=numbers[row.first], last=numbers[row.last]) for row in rows])
+    return in_shown
 
 
 def _string(call: Callable[..., int], *arguments: Any) -> str:
