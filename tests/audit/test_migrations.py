@@ -209,7 +209,7 @@ async def test_an_older_running_program_stops_writing_after_a_migration_and_says
 
 SCHEMA = "d23ce4ea"
 """Of `schema.sql`, which stays as it was released: what comes later is a migration."""
-REDUCERS = ("56c2e73f",)
+REDUCERS = ("25e7c10c",)
 """Of the reducers, first as they were released, then after each `reducers_changed`."""
 
 
