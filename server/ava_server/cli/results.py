@@ -18,10 +18,9 @@ from ava_roles.wrap import BAR, add_bars, clean
 from ava_server.cli.terminal import colours, columns, one_line, say, styled, wrapped, write
 from ava_server.core.commands import advice
 from ava_server.core.errors import BadInput, Refused
-from ava_server.core.ids import state_words
+from ava_server.core.ids import UNREAD, state_words
 from ava_server.render.reasons import reason_words
 from ava_server.render.result import FindingView, Result, UntrustedText, artifact_text, cost_notes, printed, result_of
-from ava_server.runs.record.result import UNREAD
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow

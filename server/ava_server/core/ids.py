@@ -16,6 +16,8 @@ from ava_server.core.names import quote_name
 
 AGENT = "ava"
 """The orchestrator's agent id in the log."""
+UNREAD = "unread"
+"""The `error_kind` of a run that found no answer and could not read everything; such a `no_answer` is no error."""
 CANDIDATES = 4
 """Ids of which a proposal takes the first free ones."""
 UNKNOWN_ID = "unknown id"

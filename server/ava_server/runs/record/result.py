@@ -14,6 +14,7 @@ from ava_audit.rows import RunRow
 from ava_audit.units import cents
 from ava_roles.tool import WEB_SEARCH
 from ava_roles.wrap import list_names
+from ava_server.core.ids import UNREAD
 from ava_server.models.prices import COST_PARTS, billed_advice
 from ava_server.run_config.config import RunConfig, config_of
 from ava_server.runs.record.changes import KeptChanges, build_changes
@@ -41,10 +42,6 @@ JUST_THEN = "The run ended as this was handed over; its form was not checked."
 UNPASSED = "Handed over before, and not taken: the verify command did not pass."
 LOOKED_AT = "Looked at; nothing was concluded from it before the run ended."
 FOUND = "Found by a web search; it was not read before the run ended."
-
-
-UNREAD = "unread"
-"""The `error_kind` of a run that found no answer and could not read everything; such a `no_answer` is no error."""
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from ava_extras import load
 from ava_roles.tool import status_sentence
 from ava_server import telemetry
 from ava_server.core.awake_clock import AwakeClock
+from ava_server.core.ids import UNREAD
 from ava_server.core.shortage import shortage_in
 from ava_server.models.base import Completion
 from ava_server.models.model_choice import OFFLINE, SCRIPTED
@@ -45,7 +46,7 @@ from ava_server.runs.record.endings import ON_REQUEST, cancel_reason, ending_eve
 from ava_server.runs.record.history import History
 from ava_server.runs.record.invalid_answers import REPAIRS, cut_caveat, error_of, explain_cut_call
 from ava_server.runs.record.plan_time import PLAN_TIME_OVER
-from ava_server.runs.record.result import UNREAD, RunResult, build_result
+from ava_server.runs.record.result import RunResult, build_result
 from ava_server.runs.record.submit import NAME as SUBMIT
 from ava_server.runs.record.submit import SubmitArgs, accept
 from ava_server.runs.turn.context import ActiveRun, RunContext, RunLeft, nobody_gone
